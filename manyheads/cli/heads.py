@@ -97,8 +97,9 @@ def heads(
     is_tree = has_suffix(file, ".conllu")
     if min_count is not None and not is_tree:
         raise UsageError("--min-count is for a .conllu file")
-    if max_rows is not None and max_rows < 1:
-        raise UsageError(f"--max-rows is {max_rows}, expected 1 or more")
+    for option, number in (("--min-count", min_count), ("--max-rows", max_rows)):
+        if number is not None and number < 1:
+            raise UsageError(f"{option} is {number}, expected 1 or more")
     with Progress(f"loading {path}") as progress:
         checkpoint = load_checkpoint(path, device)
         rows = Rows(checkpoint, (read_trees(file) if is_tree else read_lines(file))[:max_rows], progress)

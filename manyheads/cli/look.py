@@ -88,6 +88,7 @@ def look(
     """
     prints = terminal or png is not None
     check_options(html, png, prints, given=[layer, head, attention])
+    check_page_options(compare, state, port, opens=not prints and html is None)
     if not prints and find_spec("fastapi") is None:
         raise MissingExtraError("the page needs FastAPI and uvicorn", hint=STUDIO_HINT)
     with Progress(f"loading {path}"):
@@ -115,6 +116,14 @@ def check_options(html: Path | None, png: Path | None, prints: bool, *, given: S
         raise MissingExtraError("--png needs matplotlib", hint="pip install 'manyheads[plot]'")
 
 
+def check_page_options(compare: list[str] | None, state: str, port: int, *, opens: bool) -> None:
+    """Raises for a wrong port, and for options of the page without the page."""
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"port is {port}, expected 0 to 65535")
+    if not opens and (compare or state or port):
+        raise UsageError("--compare, --state and --port are for the page, without --html, --terminal and --png")
+
+
 def open_page(
     checkpoints: Sequence[Checkpoint], paths: Sequence[str], text: str | None, target: str | None, state: str,
     port: int, device: str, *, no_browser: bool,
@@ -126,8 +135,6 @@ def open_page(
     from manyheads.studio.session import Sessions
     from manyheads.studio.steps import find_steps
 
-    if not 0 <= port < 1 << 16:
-        raise UsageError(f"port is {port}, expected 0 to 65535")
     fields = dict(parse_qsl(state)) | ({"text": text} if text else {}) | ({"target": target} if target else {})
     steps = find_steps(paths[0], checkpoints[0], partial(load_checkpoint, device=device))
     with serve(Sessions(checkpoints, paths, text or "", steps), port) as address:
@@ -170,6 +177,7 @@ def show_head(
 ) -> None:  # fmt: skip
     """Prints one head, or draws it."""
     from manyheads.files.write import atomic_output
+    from manyheads.inspect.edit import check_head
     from manyheads.studio import forward
     from manyheads.studio.session import MAX_BYTES
     from manyheads.studio.views import Run
@@ -180,6 +188,8 @@ def show_head(
     run = Run(checkpoint, texts, *forward.forward(checkpoint, texts, (), MAX_BYTES), ())
     name = choose_attention(run, attention, layer)
     info = run.info(name)
+    if head is not None:
+        check_head(name, head, info.heads)
     weights = run.rows(name, "mean" if head is None else str(head), slice(None)).cpu()
     rows, columns = run.labels(info.queries, info.rows), run.labels(info.keys, info.columns)
     title = f"{name}, {'mean over heads' if head is None else f'head {head}'}"

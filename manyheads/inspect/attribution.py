@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.measure import qk_matrix
-from manyheads.model.recording import Tape, record
+from manyheads.model.recording import RecordedAttention, Tape, in_this_thread, record
 from manyheads.model.stack import Stack
 from manyheads.model.transformer import Transformer
 from manyheads.parts.attention import Attention
-from manyheads.parts.core import repeat_kv
+from manyheads.parts.core import block_arguments, repeat_kv
 from manyheads.parts.embed import TokenEmbedding
 from manyheads.parts.inputs import Inputs
 from manyheads.parts.norm import frozen_norm
@@ -119,7 +119,7 @@ def input_gradients(model: nn.Module, ids: Sequence[int], position: int, token: 
         embeddings.append(output.detach().requires_grad_())
         return embeddings[0]
 
-    handle = stack.embed.register_forward_hook(replace_with_leaf)
+    handle = stack.embed.register_forward_hook(in_this_thread(replace_with_leaf))
     try:
         with torch.enable_grad():
             logits = model(torch.tensor([list(ids)], device=next(model.parameters()).device))
@@ -133,7 +133,7 @@ def input_gradients(model: nn.Module, ids: Sequence[int], position: int, token: 
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """The scores of a head of the first layer, L×L, as terms of words (w) and positions (p) of query and key."""
+    """The scores of a head of the first layer, N×L, as terms of words (w) and positions (p) of query and key."""
 
     word_word: Tensor
     word_position: Tensor
@@ -147,42 +147,78 @@ class ScoreTerms:
 
 
 @torch.no_grad()
-def score_terms(model: nn.Module, ids: Sequence[int], head: int) -> ScoreTerms:
+def score_terms(model: nn.Module, ids: Sequence[int], head: int, rows: slice = slice(None)) -> ScoreTerms:
     """Decomposes the scores of a head of the first layer by x = w + p: what q·k owes to words and to positions.
 
     w is the embedding without its position and p the rest. Norms before the attention act with their scale held fixed,
-    so that the terms sum to the scores. `ids` are those of the encoder, if there is one.
+    so that the terms sum to the scores. `ids` are those of the encoder, if there is one. Only these rows are computed.
     """
     if not isinstance(model, Transformer):
         raise UnsupportedError("the terms of a score are those of a transformer")
-    name, stack = ("encoder", model.encoder) if model.encoder is not None else ("decoder", model.last)
-    assert stack is not None
+    stack = model.last if model.encoder is None else model.encoder
     embed, layer = stack.embed, stack.layer(0)
     if not isinstance(embed, TokenEmbedding):
         raise UnsupportedError("the terms of a score need token embeddings")
-    joined: list[tuple[Tensor, Tensor]] = []
-    normed: list[Tensor] = []
-    inputs = Inputs.of(torch.tensor([list(ids)], device=next(model.parameters()).device))
-    with ExitStack() as hooks, record(model) as tape:
-        keep_joined = embed.position.register_forward_hook(lambda _, args, out: joined.append((args[0], out)))
-        keep_normed = layer.attention.register_forward_pre_hook(lambda _, args: normed.append(args[0]))
-        hooks.callback(keep_joined.remove)
-        hooks.callback(keep_normed.remove)
-        stack(inputs, table=model.table)
-    word, x = (tensor[0] for tensor in joined[0])
+    matrix = qk_matrix(layer.attention, head)
+    first = run_first_attention(model, stack, ids)
+    word, x = first.word, first.joined
     if word.shape != x.shape:  # positions are concatenated after the words
         word = F.pad(word, (0, x.shape[-1] - word.shape[-1]))
-    parts = [word, x - word]
-    parts = [frozen_norm(embed.norm, x)[0](part) for part in parts]
+    parts = [frozen_norm(embed.norm, x)[0](part) for part in (word, x - word)]
     if isinstance(embed.project, nn.Linear):
         parts = [part @ embed.project.weight.mT for part in parts]
-    embedded = tape.activations()[f"{name}.embed"][0]
-    if not torch.equal(normed[0][0], embedded):
-        layer_norm = frozen_norm(layer.residual.norms[0], embedded)[0]
+    if not torch.equal(first.normed, first.embedded):
+        layer_norm = frozen_norm(layer.residual.norms[0], first.embedded)[0]
         parts = [layer_norm(part) for part in parts]
-    matrix, call = qk_matrix(layer.attention, head), tape.calls(f"{name}.layers.0.attention")[0]
-    scores = call.core.scores(call.query, repeat_kv(call.key, call.query), call.positions)[0, head]
-    if call.bias is not None:
-        scores = scores + call.bias.expand(1, call.query.shape[1], *scores.shape)[0, head]
-    ww, wp, pw, pp = (left @ matrix @ right.mT for left in parts for right in parts)
-    return ScoreTerms(ww, wp, pw, pp, bias=scores - (ww + wp + pw + pp))
+    ww, wp, pw, pp = (left[rows] @ matrix @ right.mT for left in parts for right in parts)
+    return ScoreTerms(ww, wp, pw, pp, bias=head_scores(first.call, head, rows) - (ww + wp + pw + pp))
+
+
+@dataclass(frozen=True)
+class FirstAttention:
+    """What goes into the first attention of a stack: embeddings of one row of ids, L×D, and the recorded call."""
+
+    word: Tensor  # before the position
+    joined: Tensor  # with the position
+    embedded: Tensor  # after the norm and the projection of the embedding
+    normed: Tensor  # that the attention reads
+    call: RecordedAttention
+
+
+class FirstAttentionDone(Exception):  # noqa: N818 - a signal
+    """Ends a forward pass whose other layers are not needed."""
+
+
+def run_first_attention(model: Transformer, stack: Stack, ids: Sequence[int]) -> FirstAttention:
+    found: dict[str, Tensor] = {}
+    embed, attention = stack.embed, stack.layer(0).attention
+    assert isinstance(embed, TokenEmbedding)
+
+    def keep_joined(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        found["word"], found["joined"] = args[0][0], output[0]
+
+    def keep_embedded(_: nn.Module, args: object, output: Tensor) -> None:
+        found["embedded"] = output[0]
+
+    def keep_normed(_: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
+        found["normed"] = args[0][0]
+        raise FirstAttentionDone
+
+    hooks = {embed.position: keep_joined, embed: keep_embedded, attention: keep_normed}
+    with ExitStack() as on_exit, record(stack, attention.core) as tape:
+        on_exit.enter_context(torch.compiler.set_stance("force_eager"))
+        for module, hook in hooks.items():
+            on_exit.callback(module.register_forward_hook(in_this_thread(hook)).remove)
+        on_exit.enter_context(suppress(FirstAttentionDone))
+        stack(Inputs.of(torch.tensor([list(ids)], device=next(model.parameters()).device)), table=model.table)
+    return FirstAttention(**found, call=tape[0])
+
+
+def head_scores(call: RecordedAttention, head: int, rows: slice) -> Tensor:
+    """The scores of one head, N×M, with the bias and before the mask, of a core whose heads are alike."""
+    one = slice(head, head + 1)
+    query, key = call.query[:, one, rows], repeat_kv(call.key, call.query)[:, one]
+    bias = call.bias if call.bias is None or call.bias.shape[1] == 1 else call.bias[:, one]
+    block = block_arguments(rows, slice(None), k=key, positions=call.positions, bias=bias)
+    scores = call.core.scores(query, key, block["positions"])
+    return (scores if bias is None else scores + block["bias"])[0, 0]

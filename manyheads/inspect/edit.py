@@ -77,7 +77,9 @@ def patch(name: str, tape: Tape, *, head: int | None = None, positions: Position
         outputs = [call.output for call in tape.calls(name) if call.output is not None]
         if not outputs:
             raise UsageError("the outputs of heads were not recorded", hint="record(model, activations=True)")
-        value = torch.cat(outputs, dim=2)[:, head]
+        value = torch.cat(outputs, dim=2)
+        check_head(name, head, value.shape[1])
+        value = value[:, head]
     index = as_index(positions)
     return replace_with(name, value if positions is None else value[:, index], head=head, positions=positions)
 
@@ -89,14 +91,23 @@ def as_index(positions: Positions) -> Any:
     return [positions] if isinstance(positions, int) else list(positions)
 
 
+def check_head(name: str, head: int, heads: int) -> None:
+    if type(head) is not int or not 0 <= head < heads:
+        raise UsageError(f"{name} has no head {quote(head)}, expected 0 to {heads - 1}")
+
+
 def apply(edit: Edit, output: Tensor, given: Tensor) -> Tensor:
     """The output of a module, B×L×D, or of a core, B×H×L×K, after one edit."""
-    index = as_index(edit.positions)
+    if edit.head is not None:
+        check_head(edit.name, edit.head, output.shape[1])
     try:
+        index = as_index(edit.positions)
         where = (slice(None), index) if edit.head is None else (slice(None), edit.head, index)
         part, before = output[where], given[where] if given.shape == output.shape else given
-    except IndexError as error:
-        raise UsageError(f"{edit.name}: {error}") from None
+    except (IndexError, OverflowError, RuntimeError, TypeError, ValueError):
+        raise UsageError(
+            f"{edit.name} has {output.shape[-2]:,} positions, which {quote(edit.positions)} is not among"
+        ) from None
     if part.shape == output.shape:
         return edit.change(output, before)
     result = output.clone()
@@ -118,17 +129,27 @@ def edit(model: nn.Module, *edits: Edit) -> Iterator[None]:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         by_module: dict[nn.Module, dict[str, list[Edit]]] = {}
         for one in edits:
-            name = one.name if one.head is None else f"{one.name}.core".removeprefix("core.")
-            editable = [key for key in modules if ACTIVATIONS.fullmatch(key)]
-            if name not in modules or (one.head is None and name not in editable):
-                raise UsageError(f"no activation {quote(one.name)}{did_you_mean(one.name, editable)}")
-            if one.head is not None and not isinstance(modules[name], Core):
-                raise UsageError(f"{one.name} has no heads; leave out head")
+            name = module_of(one, modules)
             by_module.setdefault(modules[name], {}).setdefault(name, []).append(one)
         for module, edits_by_name in by_module.items():
             hook = in_this_thread(output_hook(names[module], edits_by_name))
             stack.callback(module.register_forward_hook(hook).remove)
         yield
+
+
+def module_of(edit: Edit, modules: Mapping[str, nn.Module]) -> str:
+    """The name of the module whose output is changed: of a head, the core of its attention."""
+    editable = [name for name in modules if ACTIVATIONS.fullmatch(name)]
+    cores = {name.removesuffix(".core"): name for name, module in modules.items() if isinstance(module, Core)}
+    if edit.head is not None and edit.name in cores:
+        return cores[edit.name]
+    if edit.head is not None and edit.name in editable:
+        raise UsageError(f"{edit.name} has no heads", hint="leave out head, or name an attention")
+    if edit.head is not None:
+        raise UsageError(f"no attention {quote(edit.name)}{did_you_mean(edit.name, cores)}")
+    if edit.name not in editable:
+        raise UsageError(f"no activation {quote(edit.name)}{did_you_mean(edit.name, editable)}")
+    return edit.name
 
 
 def output_hook(names: Sequence[str], edits: Mapping[str, Sequence[Edit]]) -> Callable[..., Tensor]:
@@ -160,8 +181,8 @@ def prune_heads(checkpoint: Checkpoint, heads: Mapping[str, Sequence[int]]) -> C
         own = (
             layers[layer].attention if part == "attention" else layers[layer].cross.attention or layers[layer].attention
         )
-        if wrong := [number for number in numbers if type(number) is not int or not 0 <= number < own.heads]:
-            raise UsageError(f"{name} has no head {quote(wrong[0])}, expected 0 to {own.heads - 1}")
+        for number in numbers:
+            check_head(name, number, own.heads)
         kept = [number for number in range(own.heads) if number not in numbers]
         if not kept:
             raise UnsupportedError(f"{name} would have no head left")

@@ -98,6 +98,8 @@ def cells_of(
     if tokens is None:
         return [first, *offsets, none, none]
     same = (tokens[:, rows, None] == tokens[:, None]) & ~offsets[0]
+    if padding_BM is not None:
+        same = same & ~padding_BM[:, None]
     earlier = same & (keys < queries)
     after = torch.cat((torch.zeros_like(earlier[..., :1]), earlier[..., :-1]), dim=-1)
     return [first, *offsets, same, after]

@@ -51,9 +51,11 @@ class RecordedAttention(ShownInNotebook):
 
     def weights(self, head: Index = None, rows: Index = None, columns: Index = None) -> Tensor:
         """The distribution of every query over the keys, B×H×L×M, or of some heads and rows; only they are computed."""
-        heads, rows_slice = as_slice(head), as_slice(rows)
         key = self.key
-        if heads == slice(None) or not self.core.heads_are_alike:
+        heads = as_slice(head, self.query.shape[1], "head")
+        rows_slice = as_slice(rows, self.query.shape[2], "row")
+        columns_slice = as_slice(columns, key.shape[2], "column")
+        if heads.start == heads.stop or not self.core.heads_are_alike:  # all, or none
             query, bias, selected_heads = self.query, self.bias, heads
         else:
             query, selected_heads = self.query[:, heads], slice(None)
@@ -61,9 +63,7 @@ class RecordedAttention(ShownInNotebook):
             bias = self.bias if self.bias is None or self.bias.shape[1] == 1 else self.bias[:, heads]
         block = block_arguments(rows_slice, slice(None), k=key, positions=self.positions, bias=bias)
         mask = self.mask if rows_slice == slice(None) else self.mask.submask(rows_slice, slice(None))
-        weights = self.core.weights(query[:, :, rows_slice], mask=mask, **block)[
-            :, selected_heads, :, as_slice(columns)
-        ]
+        weights = self.core.weights(query[:, :, rows_slice], mask=mask, **block)[:, selected_heads, :, columns_slice]
         axes = [axis for axis, index in ((1, head), (2, rows), (3, columns)) if isinstance(index, int)]
         return weights.squeeze(axes) if axes else weights
 
@@ -104,10 +104,20 @@ class RecordedAttention(ShownInNotebook):
         return {"mask": self.mask, "positions": self.positions, "bias": self.bias}
 
 
-def as_slice(index: Index) -> slice:
+def as_slice(index: Index, size: int, axis: str) -> slice:
+    """The part of an axis that an index names; a negative one counts from the end, as in Python."""
     if index is None:
         return slice(None)
-    return index if isinstance(index, slice) else slice(index, index + 1 or None)
+    if isinstance(index, slice):
+        if index.step not in (None, 1) or any(type(end) is not int for end in (index.start or 0, index.stop or 0)):
+            raise UsageError(f"{axis} is {index}, expected a slice of integers with a step of 1")
+        start, stop, _ = index.indices(size)
+        return slice(None) if (start, stop) == (0, size) else slice(start, max(start, stop))
+    if type(index) is not int:
+        raise UsageError(f"{axis} is {quote(index)}, expected an integer, a slice or None")
+    if not -size <= index < size:
+        raise UsageError(f"there is no {axis} {index}, expected {-size} to {size - 1}")
+    return slice(index % size, index % size + 1)
 
 
 class Tape(Sequence[RecordedAttention], ShownInNotebook):
@@ -149,7 +159,9 @@ class Tape(Sequence[RecordedAttention], ShownInNotebook):
         width = max(call.key.shape[2] for call in calls)
         matrices = [call.weights(head) for call in calls]
         matrix = torch.cat([nn.functional.pad(weights, (0, width - weights.shape[-1])) for weights in matrices], dim=-2)
-        return matrix[..., slice(None) if rows is None else rows, :][..., slice(None) if columns is None else columns]
+        part = matrix[..., as_slice(rows, matrix.shape[-2], "row"), as_slice(columns, width, "column")]
+        axes = [axis for axis, index in ((-2, rows), (-1, columns)) if isinstance(index, int)]
+        return part.squeeze(axes) if axes else part
 
     def activations(self) -> dict[str, Tensor]:
         """The outputs of modules by name; those of several calls follow one another along the sequence.

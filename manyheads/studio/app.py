@@ -15,6 +15,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException
 
 from manyheads.errors import ManyheadsError, OutputError
 from manyheads.studio.session import Sessions
@@ -65,6 +66,11 @@ def create_app(sessions: Sessions, token: str, hosts: set[str]) -> FastAPI:
     @page.exception_handler(RequestValidationError)
     def explain_request(request: Request, error: RequestValidationError) -> JSONResponse:
         return JSONResponse({"code": "usage.argument", "message": "the request has wrong fields"}, status_code=422)
+
+    @page.exception_handler(HTTPException)
+    def explain_status(request: Request, error: HTTPException) -> JSONResponse:
+        tree = {"code": "usage.argument", "message": str(error.detail)}
+        return JSONResponse(tree, status_code=error.status_code, headers=error.headers)
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
-from manyheads.errors import UsageError
 from manyheads.spec import Tree
 from manyheads.studio import forward
 from manyheads.studio.compare import head_differences
@@ -21,6 +20,7 @@ MAX_GENERATED = 256  # tokens
 Name = Annotated[str, Field(max_length=200)]
 Key = Annotated[str, Query(max_length=64)]
 Index = Annotated[int, Query(ge=0, le=1 << 20)]
+OffHead = Annotated[tuple[Name, Annotated[int, Field(ge=0, le=1 << 20)]], Field(strict=False)]  # JSON has no tuples
 
 
 class RunRequest(CheckpointRequest):
@@ -32,13 +32,10 @@ class RunRequest(CheckpointRequest):
     generate: int = Field(0, ge=0, le=MAX_GENERATED)
     temperature: float = Field(0.0, ge=0, le=10)
     seed: int = Field(0, ge=0, lt=1 << 31)
-    off: list[Annotated[list[Any], Field(min_length=2, max_length=2)]] = Field([], max_length=4096)
+    off: list[OffHead] = Field([], max_length=4096)
 
     def to_request(self) -> forward.Request:
-        off = tuple((name, head) for name, head in self.off if isinstance(name, str) and type(head) is int)
-        if len(off) != len(self.off):
-            raise UsageError("a head that is switched off is [name of the attention, number]")
-        add = tuple(self.add)
+        add, off = tuple(self.add), tuple(self.off)
         return forward.Request(self.text, self.target, add, self.generate, self.temperature, self.seed, off)
 
 

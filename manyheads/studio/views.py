@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import ceil
 from threading import Lock
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UnsupportedError, UsageError
-from manyheads.inspect.attribution import score_terms
-from manyheads.inspect.edit import ablate, edit
+from manyheads.inspect.attribution import ScoreTerms, score_terms
+from manyheads.inspect.edit import ablate, check_head, edit
 from manyheads.inspect.measure import mean_measures, measure_heads, rollout
 from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.parts.core import Dot, InnerProduct, repeat_kv
@@ -31,7 +31,7 @@ THUMBNAIL_ROWS = 1024  # queries that a thumbnail is made of
 THUMBNAIL_BLOCK = 176  # of them computed at once
 TILE = 256
 MAX_ROLLOUT = 2048  # tokens
-MAX_BANDS = 12  # rows of tiles kept per run
+MAX_BANDS = 12  # rows of tiles, and other tensors, kept per run
 EFFECT_POSITIONS = 128  # positions at which the effect of a head is measured
 TOP = 200  # tokens listed for a position
 TEMPERATURES = [round(0.1 + 0.05 * i, 2) for i in range(59)]  # 0.1 to 3.0
@@ -161,9 +161,15 @@ class Run:
         info = self.info(name)
         if info.kind != "self" or info.rows > MAX_ROLLOUT:
             raise UnsupportedError(f"rollout is for self-attention of up to {MAX_ROLLOUT:,} tokens")
-        key = ("rollout", info.stack)
+        return self._kept(("rollout", info.stack), lambda: rollout(self.tape, info.stack)[0]).float()
+
+    def _kept(self, key: tuple[Any, ...], compute: Callable[[], Tensor]) -> Tensor:
+        """A tensor that is computed once, and kept until others are used more recently."""
         if key not in self._bands:
-            self._bands[key] = rollout(self.tape, info.stack)[0].float()
+            self._bands[key] = compute()
+            while len(self._bands) > MAX_BANDS:
+                self._bands.popitem(last=False)
+        self._bands.move_to_end(key)
         return self._bands[key]
 
     @torch.no_grad()
@@ -173,13 +179,9 @@ class Run:
         first = row * TILE * step
         if first >= info.rows or column * TILE * step >= info.columns:
             raise UsageError(f"there is no tile {row}, {column} at level {level}")
-        key = (name, head, level, row, pool)
-        if key not in self._bands:
-            self._bands[key] = self._band(info, head, slice(first, min(info.rows, first + TILE * step)), step, pool)
-            while len(self._bands) > MAX_BANDS:
-                self._bands.popitem(last=False)
-        self._bands.move_to_end(key)
-        return self._bands[key][:, column * TILE : (column + 1) * TILE]
+        rows = slice(first, min(info.rows, first + TILE * step))
+        band = self._kept((name, head, level, row, pool), lambda: self._band(info, head, rows, step, pool))
+        return band[:, column * TILE : (column + 1) * TILE]
 
     def _band(self, info: AttentionInfo, head: str, rows: slice, step: int, pool: Pool) -> Tensor:
         """The tiles of one height side by side; a softmax needs whole rows."""
@@ -254,7 +256,7 @@ class Run:
     def cell(self, name: str, head: int, row: int, column: int) -> Tree:
         """Why a weight is what it is: q, k, their product, the score, the mask, and the denominator of its row."""
         info = self.info(name)
-        head_number(info, str(head))
+        check_head(name, head, info.heads)
         if not (0 <= row < info.rows and 0 <= column < info.columns):
             raise UsageError(f"there is no cell {row}, {column} among {info.rows:,} × {info.columns:,}")
         call, local = self._call_of(name, row)
@@ -296,16 +298,17 @@ class Run:
         first = info.layer == 0 and info.kind == "self" and info.stack == next(iter(self.infos.values())).stack
         if not first or not isinstance(call.core, Dot) or self.off:
             return None
-        key = ("terms", head)
-        if key not in self._bands:
-            try:
-                terms = score_terms(self.checkpoint.model, self.texts[info.queries].ids, head)
-            except UnsupportedError:
-                return None
-            parts = (terms.word_word, terms.word_position, terms.position_word, terms.position_position, terms.bias)
-            self._bands[key] = torch.stack(parts)
-        names = ("word_word", "word_position", "position_word", "position_position", "bias")
-        return dict(zip(names, self._bands[key][:, row, column].tolist(), strict=True))
+        ids = self.texts[info.queries].ids
+
+        def of_row() -> Tensor:
+            terms = score_terms(self.checkpoint.model, ids, head, slice(row, row + 1))
+            return torch.cat([getattr(terms, one.name) for one in fields(terms)])
+
+        try:
+            values = self._kept(("terms", head, row), of_row)[:, column].tolist()
+        except UnsupportedError:
+            return None
+        return dict(zip((one.name for one in fields(ScoreTerms)), values, strict=True))
 
     # --------------------------------------------------------------------------------------------------------- outputs
 
@@ -350,7 +353,7 @@ class Run:
     @torch.no_grad()
     def effect(self, name: str, head: int) -> Tree:
         """How much the output changes without a head: KL(p ‖ p without it) in nats, or 1 − cosine of vectors."""
-        head_number(self.info(name), str(head))
+        check_head(name, head, self.info(name).heads)
         off = (*self.off, (name, head))
         with edit(self.checkpoint.model, *(ablate(one, head=number) for one, number in off)):
             without = self._for_effect(last_states(self.checkpoint, self.texts))

@@ -95,6 +95,8 @@ def test_what_cannot_be_measured_is_an_error(folder, tmp_path):
         ("usage.argument", 2): [
             (tmp_path / "a.csv",),
             (trees, "--max-rows", "0"),
+            (trees, "--min-count", "0"),
+            (trees, "--min-count", "-5"),
             (tmp_path / "a.txt", "--min-count", "2"),
         ],
         ("usage.path-not-found", 2): [(tmp_path / "none.conllu",)],

@@ -68,6 +68,22 @@ def test_options_that_do_not_fit_are_errors(bert, arguments):
     assert error(bert, *arguments, code=2)
 
 
+@pytest.mark.parametrize("output", [["--html", "x.html"], ["--terminal"], ["--png", "x.png"]], ids=lambda one: one[0])
+@pytest.mark.parametrize("option", ["--compare", "--state", "--port"])
+def test_options_of_the_page_are_refused_without_the_page_before_anything_is_loaded(tmp_path, option, output):
+    (tmp_path / "config.json").write_text("{}")  # which no model can be loaded from
+    value = {"--compare": tmp_path, "--state": "head=1", "--port": 8080}[option]
+    message = error(tmp_path, TEXT, *output, option, value, code=2)
+    assert option in message
+    assert "65535" in error(tmp_path, TEXT, "--port", 70000, code=2)
+
+
+def test_a_head_that_does_not_exist_is_answered_with_numbers(bert):
+    message = error(bert, TEXT, "--terminal", "--head", 99, code=2)
+    assert "99" in message
+    assert "mean" not in message
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
+
 import kinds
 import pytest
 import torch
@@ -101,6 +105,37 @@ def test_the_terms_of_a_score_sum_to_it(name, residual):
             assert terms.bias.abs().max() > 1e-3
         elif residual == "post" and name in ("added", "concatenated"):  # no bias of a norm or of a projection
             torch.testing.assert_close(rest, terms.total, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("position", ["added", "relative"])
+def test_the_terms_of_some_rows_are_those_of_all(position):
+    model = random_model(kinds.encoder(**EMBEDS[position])).eval()
+    for head, rows in ((0, slice(2, 3)), (1, slice(4, 9)), (HEADS - 1, slice(0, 1))):
+        terms, whole = score_terms(model, ROW, head, rows), score_terms(model, ROW, head)
+        for one in fields(terms):
+            torch.testing.assert_close(getattr(terms, one.name), getattr(whole, one.name)[rows])
+
+
+def in_another_thread(function):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def test_a_forward_of_another_thread_changes_no_terms_and_no_gradients():
+    """The other forward runs in the midst of ours: when ours looks up its tokens."""
+    model, other = random_model(kinds.decoder(position="learned")).eval(), tokens(1, 4, seed=7)
+    terms, gradients = score_terms(model, ROW, 1), input_gradients(model, ROW, 3, 2)
+    here = threading.get_ident()
+
+    def interrupt(*_):
+        if threading.get_ident() == here:
+            in_another_thread(lambda: model(other))
+
+    model.decoder.embed.table.register_forward_pre_hook(interrupt)
+    model.decoder.layers[0].attention.register_forward_pre_hook(interrupt)
+    for one in fields(terms):
+        assert torch.equal(getattr(score_terms(model, ROW, 1), one.name), getattr(terms, one.name))
+    assert torch.equal(input_gradients(model, ROW, 3, 2), gradients)
 
 
 def test_d6_concatenated_positions_have_no_cross_terms():

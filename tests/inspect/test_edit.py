@@ -130,11 +130,30 @@ def test_an_unknown_name_is_an_error(wrong):
         pass
 
 
-def test_a_head_or_position_that_does_not_exist_is_an_error():
-    model = random_model(kinds.decoder())
-    for options in ({"head": kinds.HEADS}, {"positions": 99}, {"head": 0, "positions": [99]}):
-        with raises("usage.argument"), edit(model, ablate("decoder.layers.0.attention", **options)):
-            model(tokens())
+@pytest.mark.parametrize("head", [kinds.HEADS, 10**30, -1, 1.0, True])
+def test_a_head_that_does_not_exist_is_an_error_that_says_which_do(head):
+    model, name = random_model(kinds.decoder()), "decoder.layers.0.attention"
+    with raises("usage.argument", name, kinds.HEADS - 1), edit(model, ablate(name, head=head)):
+        model(tokens())
+    with record(model) as tape:
+        model(tokens())
+    with raises("usage.argument", name, kinds.HEADS - 1):
+        patch(name, tape, head=head)
+
+
+@pytest.mark.parametrize("positions", [99, [99], -99, 10**30, 1.5, "x"])
+@pytest.mark.parametrize("head", [None, 0])
+def test_a_position_that_does_not_exist_is_an_error_that_says_how_many_do(positions, head):
+    model, name = random_model(kinds.decoder()), "decoder.layers.0.attention"
+    with raises("usage.argument", name, kinds.LENGTH), edit(model, ablate(name, head=head, positions=positions)):
+        model(tokens())
+
+
+def test_an_activation_without_heads_is_not_proposed_instead_of_itself():
+    name = "decoder.layers.0.feedforward"
+    with raises("usage.argument") as caught, edit(random_model(kinds.decoder()), ablate(name, head=0)):
+        pass
+    assert caught.value.message.count(name) == 1
 
 
 def test_an_edit_is_for_its_own_thread():

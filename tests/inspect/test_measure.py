@@ -9,9 +9,11 @@ import pytest
 import torch
 from kinds import HEADS, LENGTH, padded, random_model, tokens
 from raising import raises
+from shown_checkpoints import checkpoint
 
 from manyheads import Inputs, record
 from manyheads.inspect.measure import (
+    head_patterns,
     mean_measures,
     measure_heads,
     ov_matrix,
@@ -61,10 +63,10 @@ def test_measures_equal_a_literal_computation(shape, core):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_is_not_measured(side):
-    model, ids = random_model(kinds.encoder()), tokens(1, 5)
-    alone = [measure_heads(attention, ids) for attention in recorded(model, ids)]
-    inputs = padded(ids, [5], side)
-    inputs = inputs if isinstance(inputs, Inputs) else Inputs(*inputs)
+    model, ids = random_model(kinds.encoder()), tokens(1)
+    alone = [measure_heads(attention, ids[:, :5]) for attention in recorded(model, ids[:, :5])]
+    inputs = padded(ids, [5], side, filler=int(ids[0, 1]))
+    assert inputs.padding_mask.sum() == LENGTH - 5
     for attention, expected in zip(recorded(model, inputs), alone, strict=True):
         measures = measure_heads(attention, inputs.tokens)
         for head in range(HEADS):
@@ -94,6 +96,22 @@ def test_the_mean_of_calls_counts_each_query_once():
     assert [part.queries for part in parts] == [6, 3]
     torch.testing.assert_close(together.entropy, whole.entropy)
     torch.testing.assert_close(together.distance, whole.distance)
+
+
+def test_the_patterns_of_heads_count_each_token_of_each_text_once():
+    shown, rows = checkpoint("decoder", text=False), [[1, 2, 1], [3, 1, 3, 1, 2, 2, 3, 1], [4]]
+    found = head_patterns(shown, rows)
+    tapes = [recorded(shown.model, torch.tensor([row])) for row in rows]
+    assert [(one.attention, one.head) for one in found] == [(one.name, h) for one in tapes[0] for h in range(2)]
+    for one in found:
+        sums = dict.fromkeys(one.measures, 0.0)
+        for row, tape in zip(rows, tapes, strict=True):
+            weights = tape.weights(one.attention, one.head)[0].tolist()
+            means = literal_measures(weights, row, [True] * len(row))
+            for name, mean in (means | {"distance": means["distance"] ** 2}).items():
+                sums[name] += mean * len(row)
+        expected = {name: total / sum(map(len, rows)) for name, total in sums.items()}
+        assert one.measures == pytest.approx(expected | {"distance": expected["distance"] ** 0.5}, abs=1e-5)
 
 
 def test_cross_attention_has_no_own_position():

@@ -186,3 +186,27 @@ def test_what_was_not_recorded_is_an_error():
         model(tokens())
     with raises("model.unsupported", "eval"):
         tape.verify()
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+@pytest.mark.parametrize("axis", ["head", "rows", "columns"])
+def test_a_part_of_the_weights_that_does_not_exist_is_an_error(axis, calls):
+    model = random_model(kinds.decoder()).eval()
+    with torch.no_grad(), record(model) as tape:
+        _, state = model.step(tokens(1, 4), model.start(capacity=8))
+        if calls == 2:
+            model.step(tokens(1, 4), state)
+    name = tape.names()[0]
+    size = tape.weights(name).shape[["head", "rows", "columns"].index(axis) + 1]
+    for wrong in (size, 99, -size - 1):
+        with raises("usage.argument", wrong, size - 1):
+            tape.weights(name, **{axis: wrong})
+        with raises("usage.argument", wrong):
+            tape[0].weights(**{axis: wrong})
+    for wrong in (1.0, "1", True, [0], slice(0, None, 2), slice(None, None, -1), slice(0.5, 2), slice(0, "2")):
+        with raises("usage.argument"):
+            tape.weights(name, **{axis: wrong})
+    position = ["head", "rows", "columns"].index(axis) + 1
+    for right in (0, -1, -size, slice(1, None), slice(-2, None), slice(2, 1), slice(0, 99), slice(0, None, 1)):
+        expected = tape.weights(name)[(slice(None),) * position + (right,)]
+        torch.testing.assert_close(tape.weights(name, **{axis: right}), expected)

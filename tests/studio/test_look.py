@@ -66,6 +66,7 @@ def test_a_cell_is_explained_by_numbers_that_give_its_weight(name):
             cell = page.get("cell", run, name=info["name"], head=0, row=row, column=column).json()
             assert cell["weight"] == pytest.approx(float(weights[row, column]), abs=1e-6)
             assert cell["masked"] == (info["causal"] and column > row)
+            assert cell["rank"] == 1 + sum(other > weights[row, column] for other in weights[row])
             if not cell["masked"]:
                 probability = math.exp(cell["score"] - cell["highest"]) / cell["denominator"]
                 assert probability == pytest.approx(cell["weight"], abs=1e-5)
@@ -78,6 +79,20 @@ def test_a_cell_is_explained_by_numbers_that_give_its_weight(name):
     first = run["attentions"][0]
     terms = page.get("cell", run, name=first["name"], head=0, row=2, column=1).json()["terms"]
     assert (terms is not None) == (name in ("decoder", "encoder", "pair", "rope"))
+
+
+def test_masked_cells_share_the_rank_after_all_visible_ones():
+    page = Page(checkpoint("decoder"))
+    run = page.run()
+    info = run["attentions"][0]
+    row = 2
+    cells = [
+        page.get("cell", run, name=info["name"], head=0, row=row, column=column).json()
+        for column in range(info["columns"])
+    ]
+    assert sorted(cell["rank"] for cell in cells[: row + 1]) == [1, 2, 3]
+    assert len(cells) > row + 2
+    assert {cell["rank"] for cell in cells[row + 1 :]} == {row + 2}
 
 
 def test_the_effect_of_a_head_is_the_divergence_of_the_output_without_it():
@@ -229,7 +244,13 @@ HOSTILE_RUNS = [
     {"text": "the cat", "off": [["nothing", 0]]},
     {"text": "the cat", "off": [["decoder.layers.0.attention", 99]]},
     {"text": "the cat", "off": [["decoder.layers.0.attention", "0"]]},
+    {"text": "the cat", "off": [["decoder.layers.0.attention", -1]]},
+    {"text": "the cat", "off": [["decoder.layers.0.attention", 10**30]]},
+    {"text": "the cat", "off": [["decoder.layers.0.attention", 0.0]]},
+    {"text": "the cat", "off": [["decoder.layers.0.attention", True]]},
+    {"text": "the cat", "off": [["decoder.layers.0.feedforward", 0]]},
     {"text": "the cat", "off": [[]]},
+    {"text": "the cat", "off": ["ab"]},
     {"text": "the cat", "path": "/etc/passwd"},
     {"text": "the " * 100},
 ]
@@ -243,6 +264,24 @@ def test_a_wrong_run_is_an_error_with_a_code(fields):
     assert answer.status_code == 422, answer.text
     assert answer.json()["code"]
     assert not page.sessions[page.key].runs
+
+
+@pytest.mark.parametrize(
+    "body", [b"\xff\xfe{", b"[" * 100_000, b'{"seed": ' + b"9" * 5000 + b"}", b"{", b"", b"\x00"], ids=range(6)
+)
+def test_a_body_that_is_not_json_is_an_error_with_a_code(body):
+    page = Page(checkpoint("decoder"))
+    answer = page.client.post("look/run", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (400, 422), answer.text
+    assert answer.json()["code"] == "usage.argument"
+    assert answer.json()["message"]
+
+
+def test_a_head_that_does_not_exist_is_answered_with_those_that_do():
+    page = Page(checkpoint("decoder"))
+    info = page.run()["attentions"][0]
+    answer = page.run(off=[[info["name"], 99]], check=422)
+    assert all(part in answer["message"] for part in (info["name"], "99", str(info["heads"] - 1)))
 
 
 @pytest.mark.parametrize(
@@ -300,6 +339,25 @@ def test_a_session_holds_a_bounded_number_of_runs(monkeypatch):
     assert len(page.sessions[page.key].runs) == 1
 
 
+def test_a_run_keeps_a_bounded_number_of_tensors_and_a_row_of_each_cell():
+    page = Page(checkpoint("decoder"))
+    run = page.run()
+    info = run["attentions"][0]
+    held = page.sessions[page.key][run["run"]]
+    before = held.num_bytes
+    for head in range(info["heads"]):
+        for row in range(info["rows"]):
+            terms = page.get("cell", run, name=info["name"], head=head, row=row, column=0).json()["terms"]
+            assert terms == page.get("cell", run, name=info["name"], head=head, row=row, column=0).json()["terms"]
+    assert info["heads"] * info["rows"] > views.MAX_BANDS
+    assert held.num_bytes - before <= views.MAX_BANDS * 5 * info["columns"] * 4  # five terms in float32
+    for head in ("rollout", *range(info["heads"]), "mean", "max"):
+        for pool in ("max", "mean"):
+            page.tile(run, name=info["name"], head=head, pool=pool)
+    page.tile(run, name=info["name"], head="rollout", level=1)
+    assert len(held._bands) <= views.MAX_BANDS
+
+
 def test_a_text_that_takes_more_memory_than_a_page_may_hold_is_refused(monkeypatch):
     page = Page(checkpoint("decoder"))
     monkeypatch.setattr(look, "MAX_BYTES", 1000)
@@ -321,9 +379,13 @@ def test_closing_the_page_frees_what_it_held():
     assert page.sessions[keys[-1]]
 
 
-def test_a_page_that_is_not_used_is_closed(monkeypatch):
+def test_a_page_that_is_not_used_is_closed():
     page = Page(checkpoint("decoder"))
-    monkeypatch.setattr(session, "IDLE_SECONDS", -1.0)
+    page.sessions[page.key].used -= session.IDLE_SECONDS - 60
+    assert page.client.get("look/info", params={"session": page.key}).status_code == 200
+    page.sessions[page.key].used -= session.IDLE_SECONDS - 60  # since the last use, not since the first
+    assert page.client.get("look/info", params={"session": page.key}).status_code == 200
+    page.sessions[page.key].used -= session.IDLE_SECONDS + 1
     assert page.client.get("look/info", params={"session": page.key}).json()["code"] == "usage.expired"
     assert len(page.sessions) == 0
 
