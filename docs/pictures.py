@@ -47,7 +47,7 @@ def write_page_pictures(checkpoint: Checkpoint, folder: Path) -> None:
         browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
         for name, state, ready, shown in VIEWS:
             # a new context, because a change of the state alone would not load the page again
-            page = browser.new_context(viewport={"width": 1200, "height": 960}, color_scheme="light").new_page()
+            page = browser.new_context(viewport={"width": 1200, "height": 1040}, color_scheme="light").new_page()
             page.set_default_timeout(WAIT)
             page.goto(f"{address}#{urlencode(state)}")
             page.wait_for_selector(ready)
