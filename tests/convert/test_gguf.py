@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 import manyheads
 from manyheads.convert.families import get_family
 from manyheads.convert.gguf.container import GgufFile, config_of
-from manyheads.convert.gguf.vocabulary import read_vocabulary, write_vocabulary
+from manyheads.convert.gguf.vocabulary import add_special_tokens, read_vocabulary, write_vocabulary
 from manyheads.errors import CheckpointConfigError, CheckpointError, CheckpointTokenizerError, ExportError, UsageError
 
 TOKENS = ["<end>", "<begin>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "abc", *(f"x{i}" for i in range(30))]
@@ -717,3 +717,11 @@ def test_tokenizers_of_another_kind_and_of_too_many_tokens_are_refused():
         write_vocabulary(Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), 61, {})
     with pytest.raises(ExportError, match="61 .* 60"):
         write_vocabulary(by_bytes(), 60, {})
+
+
+def test_the_first_token_of_a_vocabulary_can_begin_every_text():
+    tokenizer = Tokenizer(models.WordLevel({"<s>": 0, "a": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    metadata = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 9}
+    add_special_tokens(tokenizer, ["<s>", "a"], metadata, bos=True, eos=True)
+    assert tokenizer.encode("a").tokens == ["<s>", "a"]  # and there is no token 9

@@ -456,3 +456,10 @@ def test_only_a_spec_is_drawn():
 def test_boxes_have_one_width():
     widths = {box.width for box in layout_of("t5-small").all_boxes() if box.slot in ("attention", "norm", "embed")}
     assert widths == {BOX_WIDTH}
+
+
+def test_an_arrow_has_a_tip_where_it_ends_and_a_line_that_joins_another_has_none():
+    drawing = layout_of("transformer-base")
+    tips = [arrow.has_tip for arrow in drawing.arrows]
+    assert len(set(tips)) == 2
+    assert to_svg(drawing).count('class="mh-tip"') == sum(tips)
