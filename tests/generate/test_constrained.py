@@ -526,3 +526,15 @@ def test_the_command_line_reads_a_schema_from_a_file_or_as_text(tmp_path):
     file.write_bytes(b'{"a": "\xff"}')
     with raises("generate.config"):
         read_schema(str(file))
+
+
+def test_the_error_of_a_grammar_has_no_lines_of_the_grammar_itself():
+    """Its place counts lines that the user did not write."""
+    from manyheads.generate.grammar import check_grammar, lark
+
+    for grammar in (lark("/(/"), lark('%json {"type": "nothing"}')):
+        with pytest.raises(GenerationConfigError) as caught:
+            check_grammar("regex", grammar)
+        assert "at 2(" not in caught.value.message
+        assert "llguidance" not in caught.value.message
+        assert len(caught.value.message) > len("regex cannot be compiled: ")
