@@ -96,17 +96,20 @@ def test_the_page_is_served_until_it_is_interrupted(request, model, steps):
     path = request.getfixturevalue(model)
     reading, writing = os.pipe()
     process = started("look", path, TEXT, "--no-browser", "--state", "head=1", stdout=Connection(writing))
-    with open(reading) as stdout:
-        address = stdout.readline().strip()
-        parts = urlsplit(address)
-        assert parts.hostname == "127.0.0.1"
-        assert parse_qs(parts.fragment) == {"head": ["1"], "text": [TEXT]}
-        base = address.partition("#")[0]
-        session = json.load(urlopen(Request(f"{base}api/session", method="POST")))["session"]
-        info = json.load(urlopen(f"{base}api/look/info?session={session}"))
-        assert info["text"] == TEXT
-        assert (info["steps"] and info["steps"]["numbers"]) == steps
-        deadline = time.monotonic() + 60
-        os.kill(process.pid, signal.SIGINT)
-        process.join(max(0, deadline - time.monotonic()))
-        assert process.exitcode == 0
+    try:
+        with open(reading) as stdout:
+            address = stdout.readline().strip()
+            parts = urlsplit(address)
+            assert parts.hostname == "127.0.0.1"
+            assert parse_qs(parts.fragment) == {"head": ["1"], "text": [TEXT]}
+            base = address.partition("#")[0]
+            session = json.load(urlopen(Request(f"{base}api/session", method="POST")))["session"]
+            info = json.load(urlopen(f"{base}api/look/info?session={session}"))
+            assert info["text"] == TEXT
+            assert (info["steps"] and info["steps"]["numbers"]) == steps
+            deadline = time.monotonic() + 60
+            os.kill(process.pid, signal.SIGINT)
+            process.join(max(0, deadline - time.monotonic()))
+            assert process.exitcode == 0
+    finally:
+        process.kill()  # it would wait for ever after a failure
