@@ -30,6 +30,14 @@ def test_every_key_of_transformers_is_applied_refused_or_has_no_effect():
         assert sum(name in group for group in groups) == 1, name
 
 
+def test_the_values_without_effect_are_the_published_defaults():
+    """Of transformers before version 5, whose configs write them out."""
+    numbers = {name: value for name, value in UNSUPPORTED.items() if type(value) in (int, float)}
+    assert {name: numbers[name] for name in ("epsilon_cutoff", "eta_cutoff")} == {"epsilon_cutoff": 0, "eta_cutoff": 0}
+    assert {numbers[name] for name in ("encoder_repetition_penalty", "guidance_scale")} == {1}
+    assert numbers["encoder_no_repeat_ngram_size"] == 0
+
+
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_setting_that_is_not_supported_is_refused_by_name_when_a_text_is_generated(name):
     neutral = settings_of({name: UNSUPPORTED[name]})
