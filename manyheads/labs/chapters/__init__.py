@@ -1,0 +1,1 @@
+"""The labs, one file per chapter of the claims."""

@@ -1,0 +1,66 @@
+"""Figures as data, which a terminal shows as text, and a page as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+Point = tuple[float, float]
+Cell = float | str | None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Curves over a shared axis, with horizontal lines such as chance."""
+
+    title: str
+    x: str  # the label of the axis
+    y: str
+    curves: Mapping[str, Sequence[Point]]
+    levels: Mapping[str, float] = field(default_factory=dict)
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """One bar per name, with an error bar (± standard deviation) if it has one."""
+
+    title: str
+    y: str  # the label of the axis
+    values: Mapping[str, float]
+    deviations: Mapping[str, float] = field(default_factory=dict)
+    levels: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A matrix with a row per query and a column per key, for instance; a value of None is masked, and hatched."""
+
+    title: str
+    values: Sequence[Sequence[float | None]]
+    rows: Sequence[str] = ()  # labels; none for a large matrix
+    columns: Sequence[str] = ()
+    row_axis: str = ""
+    column_axis: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells below the names of their columns."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture that is SVG already, such as that of a model, and its text for a terminal."""
+
+    title: str
+    svg: str
+    text: str
+
+
+Figure = Lines | Bars | Heatmap | Table | Drawing

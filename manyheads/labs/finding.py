@@ -1,0 +1,69 @@
+"""What a lab found: numbers beside their predictions, figures, and the verdict that follows from the numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.labs.figures import Figure
+
+Verdict = Literal["holds", "fails", "holds with a correction", "undecided at this size"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A measured value beside its prediction. Without a prediction it is only reported, and decides nothing."""
+
+    name: str
+    measured: float | str
+    expected: str = ""  # with its tolerance, such as "≤ 0.01"
+    holds: bool | None = None  # None if it is only reported, or undecided at this size
+
+
+def at_most(name: str, measured: float, bound: float, *, decided: bool = True) -> Check:
+    return Check(name, float(measured), f"≤ {bound:.6g}", measured <= bound if decided else None)
+
+
+def at_least(name: str, measured: float, bound: float, *, decided: bool = True) -> Check:
+    return Check(name, float(measured), f"≥ {bound:.6g}", measured >= bound if decided else None)
+
+
+def near(name: str, measured: float, expected: float, tolerance: float, *, decided: bool = True) -> Check:
+    holds = math.isclose(measured, expected, rel_tol=0, abs_tol=tolerance)
+    return Check(name, float(measured), f"{expected:.6g} ± {tolerance:.2g}", holds if decided else None)
+
+
+def equals(name: str, measured: float | str, expected: float | str, *, decided: bool = True) -> Check:
+    return Check(name, measured, f"{expected:,}" if isinstance(expected, int) else str(expected),
+                 measured == expected if decided else None)  # fmt: skip
+
+
+def is_true(name: str, measured: bool, *, decided: bool = True) -> Check:
+    return Check(name, "yes" if measured else "no", "yes", bool(measured) if decided else None)
+
+
+def reported(name: str, measured: float | str) -> Check:
+    return Check(name, measured)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The checks of a claim, from which its verdict follows; it may be that the claim is false."""
+
+    checks: tuple[Check, ...]
+    figures: tuple[Figure, ...] = ()
+    correction: str = ""  # what is true instead, if the claim as the document states it is not
+    note: str = ""  # what a reader should know about this result
+
+    def __post_init__(self) -> None:
+        assert any(check.expected for check in self.checks), "a finding needs a prediction"
+
+    @property
+    def verdict(self) -> Verdict:
+        predictions = [check.holds for check in self.checks if check.expected]
+        if False in predictions:
+            return "fails"
+        if None in predictions:
+            return "undecided at this size"
+        return "holds with a correction" if self.correction else "holds"
