@@ -157,13 +157,13 @@ def read(checkpoint: Checkpoint, request: Request) -> dict[str, Text]:
         image = read_image(checkpoint, request.text)
         return {"source": image, "target": image} if checkpoint.has_source else {"text": image}
     first = encode_text(checkpoint, request.text)
-    checkpoint.rows_of([first.ids])
+    checkpoint.to_input_ids([first.ids])
     if not checkpoint.has_source:
         ids = [*first.ids, *request.add]
         if request.generate:
             ids += generate(checkpoint, ids, request)
         if len(ids) > len(first.ids):
-            added = of_ids(checkpoint, checkpoint.rows_of([ids])[0])
+            added = of_ids(checkpoint, checkpoint.to_input_ids([ids])[0])
             first = Text(added.tokens, added.ids, first.special + added.special[len(first) :], added.words)
         return {"text": first}
     start = start_token(checkpoint.generation_settings.decoder_start_token_id)

@@ -141,7 +141,7 @@ def windows(checkpoint: Checkpoint, request: ProbeRequest) -> tuple[list[list[in
         raise UsageError(f"{MIN_WINDOWS} windows of {request.length} tokens are too much for this model on a page")
     rows = [] if request.windows == "random" else cut(text_ids(checkpoint, request.text), request.length)
     if len(rows) >= MIN_WINDOWS:
-        kept = checkpoint.rows_of(rows[:count])
+        kept = checkpoint.to_input_ids(rows[:count])
         of_all = f", the first of {len(rows):,}" if len(rows) > count else ""
         return kept, f"{len(kept):,} windows of {request.length} tokens of the text{of_all}"
     too_few = f"the text gives {len(rows):,} windows of {request.length} tokens, and a probe needs {MIN_WINDOWS}"

@@ -196,7 +196,7 @@ METHODS = {
     "beam": {"num_beams": 3},
     "contrastive": {"penalty_alpha": 0.4},
 }
-RESUMING = ("greedy", "sample", "prompt-lookup")  # the others read each prompt from its start
+SUPPORTING_CACHE = ("greedy", "sample", "prompt-lookup")  # the others read each prompt from its start
 QUESTIONS = ["word1 word2 word3", "word4", "word5 word6 word7 word8 word5 word6"]
 
 
@@ -239,7 +239,7 @@ def talk(checkpoint, ask=Conversation.send, **settings):
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        *((name, method) for name in MODELS for method in RESUMING),
+        *((name, method) for name in MODELS for method in SUPPORTING_CACHE),
         *((name, "sample") for name in WITHOUT_PREFIX),
         ("rope", "beam"),
         ("rope", "contrastive"),
@@ -249,9 +249,9 @@ def talk(checkpoint, ask=Conversation.send, **settings):
 @pytest.mark.filterwarnings("ignore:the text is longer than the 4 tokens")
 def test_a_conversation_answers_as_each_of_its_turns_alone(name, method):
     """And where the state of the last turn is kept, a turn reads only the tokens that are new."""
-    resumes = name in MODELS and method in RESUMING
+    reads_less = name in MODELS and method in SUPPORTING_CACHE
     checkpoint = word_checkpoint((MODELS | WITHOUT_PREFIX)[name])
-    answers, alone = talk(checkpoint, send_and_check_reads if resumes else Conversation.send, **METHODS[method])
+    answers, alone = talk(checkpoint, send_and_check_reads if reads_less else Conversation.send, **METHODS[method])
     assert [one.tokens for one in answers] == [one.tokens for one in alone]
     assert [one.text for one in answers] == [one.text for one in alone]
     assert len({one.text for one in answers}) > 1

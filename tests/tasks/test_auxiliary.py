@@ -109,7 +109,9 @@ def terms_and_gradients(model, run, batches):
 def test_four_batches_give_what_one_gives_and_padding_changes_nothing(name, reduction):
     run = prepare(shaped_run(name, FOCUS | {"reduction": reduction}, NEAR | {"reduction": reduction}))
     task, model = run.spec.task, double_model(run)
-    rows = sorted((run.train_rows[i] for i in range(16)), key=lambda row: len(row[0]))  # batches of different lengths
+    rows = sorted(
+        (run.train_dataset[i] for i in range(16)), key=lambda row: len(row[0])
+    )  # batches of different lengths
     parts = [task.batch(rows[i : i + 4], run.special_tokens, np.random.default_rng(0)) for i in range(0, 16, 4)]
     whole = task.batch(rows, run.special_tokens, np.random.default_rng(0))
     assert whole.inputs.padding_mask is not None
@@ -262,7 +264,7 @@ def guided_run(name, data, *auxiliary_losses, **train):
 def linked_batch(run, rows):
     """The batch of some training rows, with their links."""
     task = run.spec.task
-    batch = task.batch([run.train_rows[i] for i in rows], run.special_tokens, np.random.default_rng(0))
+    batch = task.batch([run.train_dataset[i] for i in rows], run.special_tokens, np.random.default_rng(0))
     return add_attention_targets(
         batch,
         task,
@@ -377,7 +379,7 @@ def test_the_tokens_of_a_target_word_share_the_weight_and_its_row_counts_once():
 def test_accumulated_guidance_is_that_of_one_batch():
     run = prepare(guided_run("seq2seq", "test-aligned", {"kind": "guided", "weight": 2.0}))
     model = double_model(run)
-    rows = sorted(range(16), key=lambda i: len(run.train_rows[i][0]))
+    rows = sorted(range(16), key=lambda i: len(run.train_dataset[i][0]))
     parts = [linked_batch(run, rows[i : i + 4]) for i in range(0, 16, 4)]
     one, other = (terms_and_gradients(model, run, batches) for batches in (parts, [linked_batch(run, rows)]))
     assert one[0] == pytest.approx(other[0], abs=1e-10)

@@ -206,7 +206,9 @@ def test_a_tokenizer_trained_here_gets_the_sentinels():
     assert run.model_spec.vocab == run.special_tokens.vocab_size == max(run.special_tokens.sentinels) + 1
     # the name of a sentinel in a text is text
     assert len(run.tokenizer.encode("was born <extra_0>", add_special_tokens=False).ids) > 3
-    assert not set(np.concatenate([row[0] for row in run.train_rows.rows]).tolist()) & set(run.special_tokens.sentinels)
+    assert not set(np.concatenate([row[0] for row in run.train_dataset.rows]).tolist()) & set(
+        run.special_tokens.sentinels
+    )
 
 
 @pytest.mark.parametrize("spelling", ["<extra_{}>", "<extra_id_{}>", None])

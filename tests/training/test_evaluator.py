@@ -210,7 +210,7 @@ def test_texts_are_read_as_in_training_however_long_they_are(tmp_path):
     assert re.findall(r"\d+", run("predict", tmp_path / "labels", "-f", tmp_path / "long.txt").stderr)[-1] == "80"
     longer = {"data": labels, "task": "classify", "train": settings | {"max_length": 30}}
     again = prepare(read_run({"init_from": str(tmp_path / "labels")} | longer))
-    assert max(len(again.train_rows[i][0]) for i in range(60)) > 8, "another run truncates where it says"
+    assert max(len(again.train_dataset[i][0]) for i in range(60)) > 8, "another run truncates where it says"
 
     few = model | {"encoder": model["encoder"] | {"position": {"kind": "learned", "length": 8}}}
     train_all(tree | {"model": few, "train": {"steps": 1, "batch_tokens": 800}}, tmp_path / "few")

@@ -725,7 +725,7 @@ def test_byte_order_marks_and_line_ends_make_no_difference(tmp_path):
     for name, text in forms.items():
         (tmp_path / f"{name}.tsv").write_bytes(text.encode())
         prepared = prepare(read_run(tree(data={"kind": "pairs", "path": str(tmp_path / f"{name}.tsv")})))
-        rows = [[ids.tolist() for ids in prepared.train_rows[i]] for i in range(len(prepared.train_rows))]
+        rows = [[ids.tolist() for ids in prepared.train_dataset[i]] for i in range(len(prepared.train_dataset))]
         found.append((data_hashes(prepared), rows))
     assert all(one == found[0] for one in found)
 
