@@ -143,18 +143,18 @@ def print_relations(found: Sequence[RelationHead], rows: Rows, *, as_json: bool)
     from dataclasses import asdict
 
     if as_json:
-        relations = [asdict(one) | {"is_better": one.is_better} for one in found]
+        relations = [asdict(relation) | {"is_better": relation.is_better} for relation in found]
         print_json({"schema": 1} | rows.counts() | {"relations": relations})
         return
     table = new_table(["relation", "best head"], ["links", "accuracy", "best offset", "its accuracy", ""])
-    for one in found:
+    for relation in found:
         table.add_row(
-            one.relation, f"{one.attention}, head {one.head}" if one.attention else "none",
-            f"{one.count:,}", f"{one.accuracy:.1%}",
-            f"{one.offset:+d}", f"{one.offset_accuracy:.1%}", "better" if one.is_better else "",
+            relation.relation, f"{relation.attention}, head {relation.head}" if relation.attention else "none",
+            f"{relation.count:,}", f"{relation.accuracy:.1%}",
+            f"{relation.offset:+d}", f"{relation.offset_accuracy:.1%}", "better" if relation.is_better else "",
         )  # fmt: skip
     stdout().print(table)
-    better = sum(one.is_better for one in found)
+    better = sum(relation.is_better for relation in found)
     stdout().print(f"In {better:,} of {len(found):,} relations the best head is better than the best offset.")
 
 
@@ -174,12 +174,12 @@ def find_patterns(rows: Rows) -> list[HeadPattern]:
 
 def print_patterns(found: Sequence[HeadPattern], rows: Rows, *, as_json: bool) -> None:
     if as_json:
-        measures = [{"attention": one.attention, "head": one.head} | one.measures for one in found]
+        measures = [{"attention": pattern.attention, "head": pattern.head} | pattern.measures for pattern in found]
         print_json({"schema": 1} | rows.counts() | {"heads": measures})
         return
     table = new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
     for name, meaning in PATTERNS.items():
-        best = max(found, key=lambda one: one.measures[name])
-        mean = sum(one.measures[name] for one in found) / len(found)
+        best = max(found, key=lambda pattern: pattern.measures[name])
+        mean = sum(pattern.measures[name] for pattern in found) / len(found)
         table.add_row(name, meaning, f"{best.attention}, head {best.head}", f"{best.measures[name]:.1%}", f"{mean:.1%}")
     stdout().print(table)

@@ -44,10 +44,10 @@ class HeadMeasures:
 
 def mean_measures(measures: Sequence[HeadMeasures]) -> HeadMeasures:
     """The means over the queries of several calls of one attention."""
-    queries = torch.tensor([one.queries for one in measures], dtype=torch.float64)
+    queries = torch.tensor([measure.queries for measure in measures], dtype=torch.float64)
     shares = queries / queries.sum().clamp(min=1)
     means = (
-        sum(share * getattr(one, field.name).cpu() for share, one in zip(shares, measures, strict=True))
+        sum(share * getattr(measure, field.name).cpu() for share, measure in zip(shares, measures, strict=True))
         for field in fields(HeadMeasures)[1:]
     )
     return HeadMeasures(int(queries.sum()), *means)

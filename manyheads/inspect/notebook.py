@@ -129,7 +129,7 @@ def thumbnails(calls: Sequence[RecordedAttention]) -> Tensor:
     these queries are computed.
     """
     keys = max(call.key.shape[2] for call in calls)
-    weights_HLM = torch.cat([F.pad(one, (0, keys - one.shape[-1])) for one in sampled_rows(calls)], dim=1)
+    weights_HLM = torch.cat([F.pad(weights, (0, keys - weights.shape[-1])) for weights in sampled_rows(calls)], dim=1)
     width = ceil(keys / SIZE)
     pooled = F.pad(weights_HLM, (0, -keys % width)).unflatten(2, (-1, width)).amax(dim=3)
     return (pooled.clamp(0, 1).sqrt() * (LEVELS - 1)).round().to(torch.uint8)

@@ -24,14 +24,14 @@ def block_of(call: RecordedAttention, rows: slice, head: int | None = None) -> t
     mask = call.mask.submask(rows, columns)
     query, key, bias = call.query, call.key, call.bias
     if head is not None:
-        kv_head, one = head * key.shape[1] // query.shape[1], slice(head, head + 1)
-        query, key = query[:, one], key[:, kv_head : kv_head + 1]
-        bias = bias if bias is None or bias.shape[1] == 1 else bias[:, one]
+        kv_head, heads = head * key.shape[1] // query.shape[1], slice(head, head + 1)
+        query, key = query[:, heads], key[:, kv_head : kv_head + 1]
+        bias = bias if bias is None or bias.shape[1] == 1 else bias[:, heads]
     block = block_arguments(rows, columns, k=key, positions=call.positions, bias=bias)
     return columns, mask, call.core.weights(query[:, :, rows], mask=mask, **block)[0]
 
 
-def pooled(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
+def pool_weights(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
     """The largest or mean weight of each height × width cells, H×L×M → H×⌈L/height⌉×⌈M/width⌉."""
     if height == width == 1:
         return weights

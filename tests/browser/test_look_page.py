@@ -15,8 +15,8 @@ from manyheads import load
 from manyheads.inspect.edit import ablate, edit
 from manyheads.model.recording import record
 from manyheads.studio.offline import offline_page
+from manyheads.studio.run_checkpoints import find_run_checkpoints
 from manyheads.studio.session import Sessions
-from manyheads.studio.steps import find_steps
 
 NAME = "decoder.layers.1.attention"
 
@@ -448,7 +448,7 @@ def test_a_picture_shows_the_patches_of_the_query_and_the_key(open_tab):
 def test_a_slider_moves_over_the_checkpoints_of_a_run(open_tab, tmp_path):
     train_all(described("causal", save_every=1, keep_last=9), tmp_path)
     initial = load(tmp_path)
-    steps = find_steps(str(tmp_path), initial, load)
+    steps = find_run_checkpoints(str(tmp_path), initial, load)
     last = steps.numbers[-1]
     assert steps.initial == len(steps.numbers) - 1
     name = "decoder.layers.0.attention"

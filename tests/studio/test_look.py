@@ -263,7 +263,7 @@ def test_a_wrong_run_is_an_error_with_a_code(fields):
     answer = page.client.post("look/run", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert answer.json()["code"]
-    assert not page.sessions[page.key].runs
+    assert not page.sessions[page.key].forward_passes
 
 
 @pytest.mark.parametrize(
@@ -330,13 +330,13 @@ def test_only_the_address_with_its_token_and_host_is_answered():
 
 def test_a_session_holds_a_bounded_number_of_runs(monkeypatch):
     page = Page(checkpoint("decoder"))
-    runs = [page.run(f"the cat {'sat ' * i}") for i in range(session.MAX_RUNS + 2)]
-    assert len(page.sessions[page.key].runs) == session.MAX_RUNS
+    runs = [page.run(f"the cat {'sat ' * i}") for i in range(session.MAX_FORWARD_PASSES + 2)]
+    assert len(page.sessions[page.key].forward_passes) == session.MAX_FORWARD_PASSES
     page.get("next", runs[-1], position=0)
     assert page.get("next", runs[0], check=422, position=0).json()["code"] == "usage.expired"
     monkeypatch.setattr(session, "MAX_BYTES", 1)
     page.run()
-    assert len(page.sessions[page.key].runs) == 1
+    assert len(page.sessions[page.key].forward_passes) == 1
 
 
 def test_a_run_keeps_a_bounded_number_of_tensors_and_a_row_of_each_cell():

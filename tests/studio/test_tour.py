@@ -120,10 +120,10 @@ def test_dog_and_the_two_bigs_of_the_open_model():
 def test_the_strongest_head_of_run_and_prefer_is_the_largest_weight_of_the_model():
     shown = tour_checkpoint("decoder")
     page = Page(shown)
-    _, tape, _ = tour.run(shown, tour.RUN[1])
+    _, tape, _ = tour.run_text(shown, tour.RUN_TEXTS[1])
     largest = max(float(tape.weights(name)[0, :, 4, 3].max()) for name in tape.names())
     assert f"{largest:.3f}" in page.facts("run")[1]["text"]
-    _, tape, _ = tour.run(shown, tour.PREFER)
+    _, tape, _ = tour.run_text(shown, tour.PREFER)
     largest = max(float(tape.weights(name)[0, :, 4, 1].max()) for name in tape.names())
     assert f"{largest:.3f}" in page.facts("relation")[1]["text"]
 
