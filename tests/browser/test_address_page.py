@@ -37,7 +37,7 @@ def test_what_an_address_may_not_ask_for_is_left_out_silently(open_tab):
             tab.page.inner_text(".cell"),
             tab.page.inner_text(".controls"),
         ]
-        assert [one for one in WRONG if any(one in text for text in texts)] == [], state
+        assert [item for item in WRONG if any(item in text for text in texts)] == [], state
         assert "locked" not in tab.readout(), state
         assert tab.page.input_value("#look-mode") == "head", state
 

@@ -22,7 +22,7 @@ NAME = "decoder.layers.1.attention"
 
 
 def weights_of(shown, name, head, text=TEXT):
-    ids = torch.tensor([shown.encode_ids([text])[0] if shown.tokenizer else [int(one) for one in text.split()]])
+    ids = torch.tensor([shown.encode_ids([text])[0] if shown.tokenizer else [int(word) for word in text.split()]])
     with record(shown.model) as tape:
         shown.logits(ids)
     return tape.weights(name, head)[0]

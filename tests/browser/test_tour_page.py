@@ -80,7 +80,7 @@ def test_steps_that_the_model_cannot_show_are_skipped_and_named(open_page):
     assert "attention=decoder.layers.1.cross" in page.url
     skipped = page.locator("#tour-list option:disabled").all_inner_texts()
     assert len(skipped) == 2
-    assert all("source" in one for one in skipped)
+    assert all("source" in item for item in skipped)
     page.locator("#tour-list").select_option("order")
     arrived(page, "order")
     expect(page.locator("#tour-refusal")).to_contain_text("source")

@@ -68,7 +68,7 @@ def test_options_that_do_not_fit_are_errors(bert, arguments):
     assert error(bert, *arguments, code=2)
 
 
-@pytest.mark.parametrize("output", [["--html", "x.html"], ["--terminal"], ["--png", "x.png"]], ids=lambda one: one[0])
+@pytest.mark.parametrize("output", [["--html", "x.html"], ["--terminal"], ["--png", "x.png"]], ids=lambda item: item[0])
 @pytest.mark.parametrize("option", ["--compare", "--state", "--port"])
 def test_options_of_the_page_are_refused_without_the_page_before_anything_is_loaded(tmp_path, option, output):
     (tmp_path / "config.json").write_text("{}")  # which no model can be loaded from

@@ -32,7 +32,7 @@ def recorded(*changes, length=10, batch=1, scale=8.0):
 
 def pictures(html):
     """The shades of every PNG of a page, read as the format says."""
-    return [decode(base64.b64decode(one)) for one in re.findall(r"data:image/png;base64,([\w+/=]+)", html)]
+    return [decode(base64.b64decode(match)) for match in re.findall(r"data:image/png;base64,([\w+/=]+)", html)]
 
 
 def decode(data):
@@ -127,7 +127,7 @@ def test_a_table_has_the_weights_and_the_mask_of_a_recorded_attention(head):
     html = attention_table(attention, words, words, head=head)
     weights = attention.weights()[0]
     weights = weights[head] if head is not None else weights.mean(dim=0)
-    shown = [float(one) for one in re.findall(r">(\d\.\d\d)</td>", html)]
+    shown = [float(match) for match in re.findall(r">(\d\.\d\d)</td>", html)]
     lower = torch.ones(5, 5).tril().bool()
     assert torch.allclose(torch.tensor(shown), weights[lower], atol=0.0051)
     assert html.count('class="mh-cell hidden"') == 10

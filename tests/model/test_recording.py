@@ -156,8 +156,8 @@ def test_layers_that_share_weights_have_names_of_their_own():
     x = tape.outputs["encoder.embed"][0]
     with record(model) as again:
         model(tokens())
-    assert all(torch.equal(again.activations()[f"encoder.layers.{i}"], one) for i, one in enumerate(first))
-    assert not any(torch.equal(x, one) for one in first)
+    assert all(torch.equal(again.activations()[f"encoder.layers.{i}"], tensor) for i, tensor in enumerate(first))
+    assert not any(torch.equal(x, tensor) for tensor in first)
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ def test_the_page_shows_the_weights_of_the_model(name):
     page = Page(shown)
     run = page.run()
     tape, _ = literal(shown, run)
-    assert [one["name"] for one in run["attentions"]] == tape.names()
+    assert [attention["name"] for attention in run["attentions"]] == tape.names()
     for info in run["attentions"]:
         weights = tape.weights(info["name"])[0]
         assert weights.shape == (info["heads"], info["rows"], info["columns"])

@@ -50,8 +50,8 @@ def options_of(command):
 
 def test_every_preset_and_open_checkpoint_can_be_chosen_and_every_kind_has_its_formula(ask):
     known = ask("targets")
-    assert [one["target"] for one in known["presets"]] == list(presets.names())
-    assert all(one["title"] and one["source"] for one in known["presets"])
+    assert [preset["target"] for preset in known["presets"]] == list(presets.names())
+    assert all(preset["title"] and preset["source"] for preset in known["presets"])
     assert known["checkpoints"] == [{"target": "checkpoint-0", "title": HOSTILE}]
     assert all(kind["formula"] for kinds in known["slots"].values() for kind in kinds)
 

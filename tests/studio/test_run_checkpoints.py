@@ -75,7 +75,7 @@ def test_few_checkpoints_are_kept_and_the_runs_of_others_are_freed(page):
     others = [index for index in range(6) if index != initial]
     runs = [page.run(TEXT, step=index) for index in others]
     gc.collect()
-    assert sum(one() is not None for one in page.loaded) == run_checkpoints.MAX_LOADED
+    assert sum(item() is not None for item in page.loaded) == run_checkpoints.MAX_LOADED
     assert page.get("next", runs[0], check=422, position=0).json()["code"] == "usage.expired"
     for run in (first, runs[-1]):
         page.get("next", run, position=0)

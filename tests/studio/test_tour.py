@@ -36,7 +36,7 @@ class Page:
 
 
 def tables(step):
-    (found,) = [one for one in tour.STEPS if one.key == step]
+    (found,) = [item for item in tour.STEPS if item.key == step]
     return [(torch.tensor(table["values"]), table) for table in found.tables()]
 
 

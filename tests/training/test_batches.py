@@ -31,7 +31,7 @@ def test_every_row_is_in_one_batch_per_epoch():
     first = stream.loader().batches
     assert sorted(np.concatenate(first).tolist()) == list(range(len(run.train_dataset)))
     stream.state.epoch = 1
-    assert [list(one) for one in stream.loader().batches] != [list(one) for one in first]
+    assert [list(batch) for batch in stream.loader().batches] != [list(tensor) for tensor in first]
 
 
 @pytest.mark.parametrize("template", [None, ((1,), (2,))])
@@ -54,7 +54,7 @@ def test_no_batch_has_more_than_batch_tokens(name, template):
 @pytest.mark.parametrize("name", TASKS)
 def test_a_batch_moves_to_a_device_with_all_its_tensors(name):
     batch = BatchStream(prepare(read_run(described(name)))).next().to(torch.device("meta"))
-    inputs = [value for one in (batch.inputs, batch.source) if one is not None for value in vars(one).values()]
+    inputs = [value for item in (batch.inputs, batch.source) if item is not None for value in vars(item).values()]
     tensors = [value for value in (batch.targets, *inputs) if isinstance(value, torch.Tensor)]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 

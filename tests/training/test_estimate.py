@@ -35,7 +35,7 @@ def test_a_dry_run_estimates_everything_and_writes_nothing(run_file, tmp_path):
     prepared = prepare(read_run(described("seq2seq")))
     model, stream = manyheads.build(prepared.model_spec), BatchStream(prepared)
     batches = [stream.next() for _ in range(len(stream.loader()))]
-    positions = sum(one.tokens.numel() for batch in batches for one in (batch.inputs, batch.source))
+    positions = sum(item.tokens.numel() for batch in batches for item in (batch.inputs, batch.source))
     assert report["resources"]["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert report["resources"]["disk_free"] > report["resources"]["disk"]
     assert report["epoch"] == {

@@ -412,7 +412,7 @@ def test_a_run_is_not_resumed_if_its_initial_checkpoint_changed(name, data, tmp_
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(RunChangedError) as error:
         train_all(case(name, tmp_path, data, steps=8), tmp_path / "run")
-    assert [one.field for one in error.value.changes] == ["init_from"]
+    assert [change.field for change in error.value.changes] == ["init_from"]
     assert str(tmp_path / "start") in str(error.value)
 
 

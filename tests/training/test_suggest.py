@@ -123,7 +123,7 @@ def test_the_suggested_run_trains_and_its_comments_are_true(task, tmp_path):
     assert int(steps.replace(",", "")) == whole.spec.train.steps
     assert int(rows.replace(",", "")) == len(whole.train_dataset)
     assert float(epochs) == pytest.approx(whole.spec.train.steps / len(BatchStream(whole).loader()), rel=0.01)
-    assert f"{sum(one.numel() for one in build(run.model_spec).parameters()):,} parameters" in text
+    assert f"{sum(parameter.numel() for parameter in build(run.model_spec).parameters()):,} parameters" in text
     assert run.corpus.description == reasons[0]
     assert f"# {reasons[0]}" in text
     assert all(f"# {reason}" in text for reason in reasons)
