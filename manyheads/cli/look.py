@@ -88,7 +88,7 @@ def look(
     """
     prints = terminal or png is not None
     check_options(html, png, prints, given=[layer, head, attention])
-    check_page_options(compare, state, port, opens=not prints and html is None)
+    check_page_options(compare, state, port, no_browser, opens=not prints and html is None)
     if not prints and find_spec("fastapi") is None:
         raise MissingExtraError("the page needs FastAPI and uvicorn", hint=STUDIO_HINT)
     with Progress(f"loading {path}"):
@@ -116,12 +116,13 @@ def check_options(html: Path | None, png: Path | None, prints: bool, *, given: S
         raise MissingExtraError("--png needs matplotlib", hint="pip install 'manyheads[plot]'")
 
 
-def check_page_options(compare: list[str] | None, state: str, port: int, *, opens: bool) -> None:
+def check_page_options(compare: list[str] | None, state: str, port: int, no_browser: bool, *, opens: bool) -> None:
     """Raises for a wrong port, and for options of the page without the page."""
     if not 0 <= port < 1 << 16:
         raise UsageError(f"port is {port}, expected 0 to 65535")
-    if not opens and (compare or state or port):
-        raise UsageError("--compare, --state and --port are for the page, without --html, --terminal and --png")
+    if not opens and (compare or state or port or no_browser):
+        options = "--compare, --state, --port and --no-browser"
+        raise UsageError(f"{options} are for the page, without --html, --terminal and --png")
 
 
 def open_page(
