@@ -59,9 +59,11 @@ class Step:
 
     key: str
     title: str
-    text: str
+    text: str  # true for every model
     texts: tuple[str, ...] = ()
-    needs_single_stack: bool = False
+    guide: str = ""  # after the text, what to see in the open model, if it can show the step
+    needs_transformer: bool = False
+    needs_single_stack: bool = False  # of a transformer: an encoder or a decoder, not both
     state: Callable[[Checkpoint], dict[str, str]] = no_state
     tables: Callable[[], list[Tree]] | None = None
     facts: Callable[[Checkpoint], list[Fact]] = no_facts
@@ -71,7 +73,7 @@ class Step:
         return {
             "key": self.key,
             "title": self.title,
-            "text": self.text,
+            "text": self.text if reason else f"{self.text} {self.guide}".strip(),
             "refusal": reason,
             "skipped": reason is not None and self.tables is None,
             "state": {} if reason else self.state(checkpoint),
@@ -105,13 +107,12 @@ def router(sessions: Sessions) -> APIRouter:
 
 def refusal(step: Step, checkpoint: Checkpoint) -> str | None:
     """Why the open model cannot show a step."""
-    if not step.needs_single_stack and not step.texts:
-        return None
-    if checkpoint.has_source:
+    reads_one_text = step.needs_single_stack or step.texts
+    if reads_one_text and checkpoint.has_source:
         return "the open model reads a source and a target, and this step needs one text"
-    if forward.reads_images(checkpoint):
+    if reads_one_text and forward.reads_images(checkpoint):
         return "the open model reads images"
-    if step.needs_single_stack and not isinstance(checkpoint.model, Transformer):
+    if (step.needs_transformer or step.needs_single_stack) and not isinstance(checkpoint.model, Transformer):
         return "the open model is no transformer"
     if step.texts and checkpoint.tokenizer is None:
         return "the open checkpoint has no tokenizer"
@@ -248,12 +249,6 @@ def cross_facts(checkpoint: Checkpoint) -> list[Fact]:
     return [Fact("The open model has no cross-attention to show; the table is computed from random vectors.")]
 
 
-def walk_state(checkpoint: Checkpoint) -> dict[str, str]:
-    """The tab Model at the first step to the open model; one of another architecture has no such steps."""
-    start = {"tab": "model", "model": "transformer-base"}
-    return start | ({"to": f"{CHECKPOINT}0", "walk": "0"} if isinstance(checkpoint.model, Transformer) else {})
-
-
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
@@ -266,8 +261,9 @@ STEPS: Sequence[Step] = (
         "order",
         "Does the model see the order of words?",
         "Both texts have the same five words; only “man” and “dog” change places. Without positions and a mask, "
-        "attention gives each word the same row again, in another order. Compare the two matrices below.",
+        "attention gives each word the same row again, in another order.",
         ORDER,
+        guide="Compare the two matrices below.",
         state=fixed(**comparison_state(*ORDER)),
         tables=order_tables,
         facts=order_facts,
@@ -292,9 +288,9 @@ STEPS: Sequence[Step] = (
     Step(
         "run",
         "One word, two meanings",
-        "“run” is a verb in one text and a noun in the other, and the word before it tells which. Look for a head that "
-        "attends from “run” to the word before it in both.",
+        "“run” is a verb in one text and a noun in the other, and the word before it tells which.",
         RUN_TEXTS,
+        guide="Look for a head that attends from “run” to the word before it in both.",
         state=lambda checkpoint: cell_state(checkpoint, RUN_TEXTS[0], 1, 0) | comparison_state(*RUN_TEXTS),
         facts=run_facts,
     ),
@@ -318,8 +314,9 @@ STEPS: Sequence[Step] = (
         "relation",
         "A head as a grammatical relation",
         "In “I prefer the morning flight” the direct object of “prefer” is “flight”. A head that finds it would have "
-        "weight 1 there; the tables show such targets, and the numbers how close a head of the open model comes.",
+        "weight 1 there; the tables show such targets.",
         (PREFER,),
+        guide="The numbers show how close a head of the open model comes.",
         state=lambda checkpoint: cell_state(checkpoint, PREFER, 4, 1),
         tables=relation_tables,
         facts=prefer_facts,
@@ -328,8 +325,8 @@ STEPS: Sequence[Step] = (
         "pointers",
         "How far argmax heads see",
         "A head that takes only its highest weight is a pointer. With k such heads and the residual stream, each layer "
-        "multiplies what an output can see by k + 1, so n layers see at most (k + 1)ⁿ tokens. "
-        "The tab measures the open model.",
+        "multiplies what an output can see by k + 1, so n layers see at most (k + 1)ⁿ tokens.",
+        guide="The tab measures the open model.",
         needs_single_stack=True,
         state=fixed(tab="field"),
         tables=pointer_tables,
@@ -345,8 +342,9 @@ STEPS: Sequence[Step] = (
     Step(
         "walk",
         "From the Transformer of 2017 to the open model",
-        "The tab Model swaps one part at a time. Press its “Next” to see what each step changes in the drawing and in "
-        "the number of parameters.",
-        state=walk_state,
+        "A model becomes another one by swapping one part at a time.",
+        guide="Press “Next” in the tab Model to see what each step changes in the drawing and in the parameters.",
+        needs_transformer=True,
+        state=fixed(tab="model", model="transformer-base", to=f"{CHECKPOINT}0", walk="0"),
     ),
 )  # fmt: skip

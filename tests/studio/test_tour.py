@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 from shown_checkpoints import checkpoint, image_checkpoint
 from tour_checkpoints import tour_checkpoint
 
+from manyheads.model.transformer import Transformer
 from manyheads.studio import app, tour
 from manyheads.studio.session import Sessions
 
@@ -129,22 +130,28 @@ def test_the_strongest_head_of_run_and_prefer_is_the_largest_weight_of_the_model
 
 
 @pytest.mark.parametrize(
-    "shown", [checkpoint("decoder"), checkpoint("decoder", text=False), checkpoint("pair"), image_checkpoint()]
-)
+    "shown",
+    [checkpoint("decoder"), checkpoint("decoder", text=False), checkpoint("pair"), checkpoint("recurrent"),
+     image_checkpoint()],
+)  # fmt: skip
 def test_a_step_that_the_model_cannot_show_keeps_its_tables_or_is_skipped(shown):
     page = Page(shown)
     for key, step in page.steps().items():
         assert step["text"]
+        names_the_model = re.search(r"\bbelow\b|\bPress\b|\bopen model\b|\bThe tab\b|\bLook for\b", step["text"])
         numbers = page.get("numbers", step=key)
         if step["refusal"]:
             assert step["state"] == {}
+            assert names_the_model is None, "a sentence about what the page cannot show"
             assert numbers["facts"] == []
             assert step["skipped"] is (numbers["tables"] == [])
         else:
             assert step["skipped"] is False
     assert page.steps()["run"]["skipped"]
+    is_transformer = isinstance(shown.model, Transformer)
+    assert page.steps()["walk"]["skipped"] is not is_transformer
     assert not page.steps()["mask"]["skipped"]
-    assert (page.steps()["cross"]["state"] != {}) is shown.has_source
+    assert (page.steps()["cross"]["state"] != {}) is (shown.has_source and is_transformer)
     page.get("numbers", check=422, step="none")
 
 
@@ -152,6 +159,7 @@ def test_every_step_fits_a_model_that_knows_its_words_and_names_a_tab_and_a_walk
     page = Page(tour_checkpoint("decoder"))
     for key, step in page.steps().items():
         assert step["refusal"] is None
+        assert step["text"].endswith(next(item.guide for item in tour.STEPS if item.key == key))
         assert all(fact["holds"] is not False for fact in page.get("numbers", step=key)["facts"])
         assert step["state"].get("tab", "look") in {"look", "model", "probe", "field"}
     walk = page.steps()["walk"]["state"]
