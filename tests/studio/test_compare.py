@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from look_client import Page, literal
 from shown_checkpoints import TEXT, checkpoint, long_checkpoint
+from studio_client import Page, literal
 
 
 def differences(page, run, other, info):

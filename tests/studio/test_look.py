@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from look_client import HOST, Page, literal
+from studio_client import HOST, Page, literal
 from shown_checkpoints import HOSTILE, WORDS, checkpoint, image_checkpoint, long_checkpoint
 from small_runs import described, train_all
 

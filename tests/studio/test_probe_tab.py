@@ -6,39 +6,21 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from shown_checkpoints import checkpoint, image_checkpoint
+from studio_client import Client
 
 from manyheads.inspect.probe import LabelledTokens, next_token, only_frequent, position, previous_token, probe
-from manyheads.studio import app
 from manyheads.studio import probe as tab
-from manyheads.studio.session import Sessions
 
-HOST = "127.0.0.1:1"
 TEXT = "the cat sat on a mat . a dog ran un ##known " * 8  # 96 tokens: 24 windows of 4
 
 
-class Page:
-    """A client with an open session."""
-
-    def __init__(self, shown):
-        self.sessions = Sessions([shown], ["model"])
-        self.client = TestClient(
-            app.create_app(self.sessions, "secret", {HOST}), base_url=f"http://{HOST}/secret/api/probe/"
-        )
-        self.key = self.client.post("../session").json()["session"]
-
+class Page(Client):
     def start(self, code=None, **fields):
-        answer = self.client.post("start", json={"session": self.key, "text": TEXT, "length": 4} | fields)
-        assert answer.status_code == (422 if code else 200), answer.text
-        assert code is None or answer.json()["code"] == code
-        return answer.json()
+        return self.post("probe/start", code=code, **{"text": TEXT, "length": 4} | fields)
 
     def layer(self, started, index, code=None):
-        answer = self.client.get("layer", params={"session": self.key, "probe": started["probe"], "index": index})
-        assert answer.status_code == (422 if code else 200), answer.text
-        assert code is None or answer.json()["code"] == code
-        return answer.json()
+        return self.get("probe/layer", code=code, probe=started["probe"], index=index).json()
 
 
 def windows_of(shown, text, length):
@@ -139,5 +121,5 @@ def test_closing_the_page_frees_the_probes():
     page = Page(checkpoint("decoder"))
     page.start()
     assert page.sessions[page.key].probe is not None
-    page.client.post(f"../session/{page.key}/close")
+    page.client.post(f"session/{page.key}/close")
     page.start(code="usage.expired")

@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 import torch
-from look_client import Page, literal
 from small_runs import described, train_all
+from studio_client import Page, literal
 
 from manyheads import load
 from manyheads.studio import run_checkpoints

@@ -7,27 +7,17 @@ import re
 import kinds
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from shown_checkpoints import checkpoint, image_checkpoint
+from studio_client import Client
 from tour_checkpoints import tour_checkpoint
 
 from manyheads.model.transformer import Transformer
-from manyheads.studio import app, tour
-from manyheads.studio.session import Sessions
-
-HOST = "127.0.0.1:1"
+from manyheads.studio import tour
 
 
-class Page:
-    def __init__(self, shown):
-        made = app.create_app(Sessions([shown]), "secret", {HOST})
-        self.client = TestClient(made, base_url=f"http://{HOST}/secret/api/")
-        self.key = self.client.post("session").json()["session"]
-
+class Page(Client):
     def get(self, path, check=200, **fields):
-        answer = self.client.get(f"tour/{path}", params={"session": self.key} | fields)
-        assert answer.status_code == check, answer.text
-        return answer.json()
+        return super().get(f"tour/{path}", check, **fields).json()
 
     def steps(self):
         return {step["key"]: step for step in self.get("steps")["steps"]}
@@ -163,5 +153,4 @@ def test_every_step_fits_a_model_that_knows_its_words_and_names_a_tab_and_a_walk
         assert all(fact["holds"] is not False for fact in page.get("numbers", step=key)["facts"])
         assert step["state"].get("tab", "look") in {"look", "model", "probe", "field"}
     walk = page.steps()["walk"]["state"]
-    goal = {"session": page.key, "target": walk["model"], "goal": walk["to"]}
-    assert page.client.post("model/walk", json=goal).json()["steps"]
+    assert page.post("model/walk", target=walk["model"], goal=walk["to"])["steps"]
