@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from manyheads.inspect.measure import HeadPattern
 
 MIN_COUNT = 10
-PATTERNS = {
-    "previous": "the token before",
-    "next": "the token after",
-    "first": "the first token",
-    "self": "the token itself",
-    "same": "other occurrences of the token",
-    "induction": "the token after an earlier occurrence",
-}
 
 
 def check_file(file: Path) -> Path:
@@ -172,14 +164,17 @@ def find_patterns(rows: Rows) -> list[HeadPattern]:
     return found
 
 
-def print_patterns(found: Sequence[HeadPattern], rows: Rows, *, as_json: bool) -> None:
+def print_patterns(heads: Sequence[HeadPattern], rows: Rows, *, as_json: bool) -> None:
+    from manyheads.inspect.measure import PATTERNS
+
     if as_json:
-        measures = [{"attention": pattern.attention, "head": pattern.head} | pattern.measures for pattern in found]
+        measures = [{"attention": head.attention, "head": head.head} | head.measures for head in heads]
         print_json({"schema": 1} | rows.counts() | {"heads": measures})
         return
     table = new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
-    for name, meaning in PATTERNS.items():
-        best = max(found, key=lambda pattern: pattern.measures[name])
-        mean = sum(pattern.measures[name] for pattern in found) / len(found)
-        table.add_row(name, meaning, f"{best.attention}, head {best.head}", f"{best.measures[name]:.1%}", f"{mean:.1%}")
+    for name, pattern in PATTERNS.items():
+        best = max(heads, key=lambda head: head.measures[name])
+        mean = sum(head.measures[name] for head in heads) / len(heads)
+        where = f"{best.attention}, head {best.head}"
+        table.add_row(name, pattern.meaning, where, f"{best.measures[name]:.1%}", f"{mean:.1%}")
     stdout().print(table)

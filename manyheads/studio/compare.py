@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import UsageError
+from manyheads.inspect.thumbnail import pool_weights
 from manyheads.studio.views import ForwardPass
-from manyheads.studio.weights import pool_weights
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def head_differences(first: ForwardPass, second: ForwardPass, name: str) -> tupl
         before, after = (F.pad(weights.float(), (0, info.columns - weights.shape[-1])).cpu() for weights in pair)
         change = before - after
         moved, rows = moved + change.abs().sum(dim=(1, 2)) / 2, rows + change.shape[1]
-        more, less = (pool_weights(signed, *info.pixel, "max") for signed in (change, -change))
+        more, less = (pool_weights(signed, *info.pixel) for signed in (change, -change))
         pixels.append(torch.where(more >= less, more, -less))
     picture = torch.cat(pixels, dim=1)
     scaled = picture.abs().clamp(0, 1).sqrt().mul(127).round() * picture.sign()

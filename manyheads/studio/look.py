@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from manyheads.inspect.measure import PATTERNS
 from manyheads.spec import Tree
 from manyheads.studio import forward
 from manyheads.studio.compare import head_differences
 from manyheads.studio.sample_inputs import find_examples
 from manyheads.studio.session import MAX_BYTES, CheckpointRequest, Session, Sessions, ShownCheckpoint
-from manyheads.studio.views import BADGES, TILE, ForwardPass
+from manyheads.studio.views import TILE, ForwardPass
 
 MAX_GENERATED = 256  # tokens
 Name = Annotated[str, Field(max_length=200)]
@@ -137,13 +139,14 @@ def added_ids(checkpoint: Any, forward_request: forward.ForwardRequest, texts: d
 
 
 def describe_all(sessions: Sessions) -> Tree:
-    """The checkpoints, the steps of a run, the first text, and the thresholds of badges."""
+    """The checkpoints, the steps of a run, the first text, and the patterns of badges."""
     checkpoints = [describe(shown) for shown in sessions.shown]
+    patterns = {name: asdict(pattern) for name, pattern in PATTERNS.items()}
     steps = sessions.run_checkpoints and {
         "numbers": sessions.run_checkpoints.numbers,
         "initial": sessions.run_checkpoints.initial,
     }
-    return {"checkpoints": checkpoints, "steps": steps, "text": sessions.text, "badges": BADGES, "tile": TILE}
+    return {"checkpoints": checkpoints, "steps": steps, "text": sessions.text, "patterns": patterns, "tile": TILE}
 
 
 def describe(shown: ShownCheckpoint) -> Tree:

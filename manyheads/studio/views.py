@@ -19,14 +19,14 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.attribution import ScoreTerms, score_terms
 from manyheads.inspect.edit import ablate, check_head, edit
-from manyheads.inspect.measure import mean_measures, measure_heads, rollout
+from manyheads.inspect.measure import PATTERNS, mean_measures, measure_heads, rollout
+from manyheads.inspect.thumbnail import THUMBNAIL, Pool, pool_weights, to_shades
 from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.parts.core import Dot, InnerProduct, repeat_kv
 from manyheads.spec import Tree, quote
 from manyheads.studio.forward import Head, Text, last_states, outputs
-from manyheads.studio.weights import Pool, block_of, pool_weights, row_scores
+from manyheads.studio.weights import block_of, row_scores
 
-THUMBNAIL = 48  # pixels
 THUMBNAIL_ROWS = 1024  # queries that a thumbnail is made of
 THUMBNAIL_BLOCK = 176  # of them computed at once
 TILE = 256
@@ -36,14 +36,6 @@ EFFECT_POSITIONS = 128  # positions at which the effect of a head is measured
 TOP = 200  # tokens listed for a position
 TEMPERATURES = [round(0.1 + 0.05 * i, 2) for i in range(59)]  # 0.1 to 3.0
 BLOCK = 1 << 22  # weights computed at once
-BADGES = {  # detectors: a measure, and the mean mass from which a head has the badge
-    "previous": 0.5,
-    "next": 0.5,
-    "self": 0.5,
-    "first": 0.5,
-    "same": 0.3,
-    "induction": 0.3,
-}
 
 
 @dataclass(frozen=True)
@@ -202,11 +194,9 @@ class ForwardPass:
         info = self.info(name)
         width = info.thumbnail[1]
         rows = [
-            F.pad(pool_weights(block, *info.pixel, "max"), (0, width))[..., :width]
-            for block in self.thumbnail_weights(name)
+            F.pad(pool_weights(block, *info.pixel), (0, width))[..., :width] for block in self.thumbnail_weights(name)
         ]
-        picture = torch.cat(rows, dim=1).float()
-        return picture.clamp(0, 1).sqrt().mul(255).round().to(torch.uint8).cpu().numpy().tobytes()
+        return to_shades(torch.cat(rows, dim=1).float(), 255).cpu().numpy().tobytes()
 
     def thumbnail_weights(self, name: str) -> Iterator[Tensor]:
         """The rows of thumbnails in blocks, H×N×M, without the columns that a causal mask hides from all."""
@@ -239,22 +229,8 @@ class ForwardPass:
     @torch.no_grad()
     def trust(self, name: str) -> Tree:
         """Of one attention: how far rows are from a sum of 1, the largest masked weight, recorded − recomputed."""
-        info, largest = self.info(name), {"row_sum": 0.0, "masked": 0.0, "difference": 0.0}
-        for call in self.tape.calls(name):
-            value = repeat_kv(call.value, call.query)[0]
-            count, step = call.query.shape[2], max(1, BLOCK // (info.heads * call.key.shape[2]))
-            for start in range(0, count, step):
-                rows = slice(start, min(count, start + step))
-                columns, mask, weights = block_of(call, rows)
-                total = weights.sum(dim=-1).float()
-                found = {"row_sum": torch.where(total == 0, 0, total - 1)}
-                if mask.dense is not None:
-                    found["masked"] = weights.masked_fill(mask.dense[0], 0)
-                if call.output is not None:
-                    found["difference"] = weights @ value[:, columns] - call.output[0, :, rows]
-                largest = {key: max(largest[key], float(found[key].abs().max())) if key in found else largest[key]
-                           for key in largest}  # fmt: skip
-        return largest | {"causal": info.causal}
+        checks = [call.check() for call in self.tape.calls(name)]
+        return {key: max(check[key] for check in checks) for key in checks[0]} | {"causal": self.info(name).causal}
 
     # ------------------------------------------------------------------------------------------------------------ cell
 
@@ -384,7 +360,7 @@ def badges(measures: dict[str, float], info: AttentionInfo) -> list[str]:
     """The patterns of a head: those whose mean mass reaches the threshold of their detector."""
     if info.kind != "self":
         return []
-    return [name for name, least in BADGES.items() if measures[name] >= least]
+    return [name for name, pattern in PATTERNS.items() if measures[name] >= pattern.threshold]
 
 
 def round_values(vector: Tensor) -> list[float]:

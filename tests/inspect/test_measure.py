@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields
 
 import kinds
 import pytest
@@ -13,6 +14,8 @@ from shown_checkpoints import checkpoint
 
 from manyheads import Inputs, record
 from manyheads.inspect.measure import (
+    PATTERNS,
+    HeadMeasures,
     head_patterns,
     mean_measures,
     measure_heads,
@@ -47,6 +50,12 @@ def literal_measures(weights_LM, ids, real):
         sums["distance"] += weight * (i - j) ** 2
     means = {name: value / len(rows) for name, value in sums.items()}
     return means | {"distance": means["distance"] ** 0.5}
+
+
+def test_every_mass_is_a_pattern_with_a_letter_of_its_own():
+    masses = {field.name for field in fields(HeadMeasures)} - {"queries", "entropy", "squared_distance"}
+    assert set(PATTERNS) == masses
+    assert len({pattern.letter for pattern in PATTERNS.values()}) == len(PATTERNS)
 
 
 @pytest.mark.parametrize("core", ["dot", "additive", "argmax"])

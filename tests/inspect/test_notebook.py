@@ -12,7 +12,8 @@ import torch
 from raising import raises
 
 from manyheads import attention_table, build, read, read_model, record
-from manyheads.inspect.notebook import LEVELS, MAX_CELLS, MAX_THUMBNAILS, SIZE, thumbnails
+from manyheads.inspect.notebook import LEVELS, MAX_CELLS, MAX_THUMBNAILS, thumbnails
+from manyheads.inspect.thumbnail import THUMBNAIL
 
 SMALL = ("decoder.layers=2", "decoder.width=64", "decoder.attention.heads=4", "vocab=100")
 
@@ -64,7 +65,7 @@ def test_each_pixel_of_a_short_text_is_a_weight():
 
 def test_a_pixel_of_a_long_text_is_the_largest_weight_of_its_keys_and_only_its_queries_are_computed(monkeypatch):
     (attention, *_) = recorded(length=200)
-    step = -(-200 // SIZE)
+    step = -(-200 // THUMBNAIL)
     columns = -(-200 // step)
     rows = attention.weights()[0, :, ::step]
     padded = torch.nn.functional.pad(rows, (0, -200 % step))
@@ -78,7 +79,7 @@ def test_a_pixel_of_a_long_text_is_the_largest_weight_of_its_keys_and_only_its_q
 
     monkeypatch.setattr(core, "weights", counted)
     shades = thumbnails([attention])
-    assert sum(computed) == len(range(0, 200, step)) <= SIZE
+    assert sum(computed) == len(range(0, 200, step)) <= THUMBNAIL
     assert torch.equal(shades, (expected.sqrt() * (LEVELS - 1)).round().to(torch.uint8))
 
 

@@ -11,12 +11,13 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from studio_client import HOST, Page, literal
 from shown_checkpoints import HOSTILE, WORDS, checkpoint, image_checkpoint, long_checkpoint
 from small_runs import described, train_all
+from studio_client import HOST, Page, literal
 
 from manyheads import load
 from manyheads.inspect.edit import ablate, edit
+from manyheads.inspect.measure import PATTERNS
 from manyheads.studio import app, forward, look, offline, session, views
 from manyheads.studio.sample_inputs import find_examples
 from manyheads.studio.session import Sessions, ShownCheckpoint
@@ -220,11 +221,11 @@ def test_thumbnails_of_a_text_that_fills_several_blocks_are_pooled():
 
 def test_badges_are_the_patterns_whose_mass_reaches_the_threshold():
     info = views.AttentionInfo("decoder.layers.0.attention", "decoder", 0, "self", 2, "text", "text", 4, 4, True)
-    measures = dict.fromkeys(("previous", "next", "self", "first", "same", "induction"), 0.0)
+    measures = dict.fromkeys(PATTERNS, 0.0)
     assert views.badges(measures, info) == []
-    for name, least in views.BADGES.items():
-        assert views.badges(measures | {name: least}, info) == [name]
-        assert views.badges(measures | {name: least - 0.01}, info) == []
+    for name, pattern in PATTERNS.items():
+        assert views.badges(measures | {name: pattern.threshold}, info) == [name]
+        assert views.badges(measures | {name: pattern.threshold - 0.01}, info) == []
 
 
 # -------------------------------------------------------------------------------------------------------------- bounds
