@@ -511,10 +511,32 @@ def real_outputs() -> dict[str, list[Any]]:
             "manyheads audit": call("audit", "copy"),
             "manyheads heads PATH FILE.conllu": call("heads", "causal", "trees.conllu", "--min-count", "1"),
             "manyheads heads PATH FILE.txt": call("heads", "causal", "lines.txt"),
+            "manyheads lab list": call("lab", "list"),
+            "manyheads lab list --rows": call("lab", "list", "--rows"),
+            "manyheads lab run": lab_runs(),
+            "manyheads lab notebook": call("lab", "notebook", "attention"),
             "manyheads data show": [*call("data", "show", "copy.toml"), *call("data", "show", "classify.toml")],
             "manyheads data prepare": call("data", "prepare", "copy.toml", "--output", "ids"),
             "an error": [json.loads(error_line("show", "nosuch"))],
         }
+
+
+OWN_LAB = '''
+from manyheads.labs.lab import lab
+
+
+@lab("mine")
+def raising():
+    """A lab that raises."""
+    raise RuntimeError("an error")
+'''
+
+
+def lab_runs() -> list[Any]:
+    """Labs that hold, fail and raise."""
+    Path("own.py").write_text(OWN_LAB)
+    runs = call("lab", "run", "copying") + call("lab", "run", "copying", "--strength", "1")
+    return runs + call("lab", "run", "copying", "raising", "--parts", "own.py")
 
 
 def call(*arguments: str) -> list[Any]:
@@ -576,7 +598,7 @@ def errors() -> str:
 def exit_statuses(signals: dict[str, int]) -> list[tuple[str, str]]:
     return [
         ("0", "success"),
-        ("1", "an unexpected error, a run that diverged, or an audit with a failed check"),
+        ("1", "an unexpected error, a run that diverged, an audit with a failed check, or a lab whose claim fails"),
         ("2", "a wrong argument, option or run file"),
         ("3", "data that cannot be used"),
         ("4", "a model file that is broken or must not be trusted"),

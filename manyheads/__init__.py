@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from manyheads.inspect.audit import audit
     from manyheads.inspect.drawing import draw_model
     from manyheads.inspect.notebook import attention_table
+    from manyheads.labs.lab import run_lab
     from manyheads.model.builder import build, build_meta
     from manyheads.model.cost import size
     from manyheads.model.recording import record
@@ -48,6 +49,7 @@ _MODULES = {
     "read": "manyheads.presets",
     "read_model": "manyheads.model.spec",
     "record": "manyheads.model.recording",
+    "run_lab": "manyheads.labs.lab",
     "size": "manyheads.model.cost",
     "train": "manyheads.training.loop",
     "train_events": "manyheads.training.loop",
@@ -73,6 +75,7 @@ __all__ = [
     "read",
     "read_model",
     "record",
+    "run_lab",
     "size",
     "train",
     "train_events",

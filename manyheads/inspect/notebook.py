@@ -146,13 +146,13 @@ def sampled_rows(calls: Sequence[RecordedAttention]) -> Iterator[Tensor]:
         start += count
 
 
-def png(shades: Tensor) -> str:
-    """A picture as an address of its data: INK with 32 levels of opacity, from a palette."""
+def png(shades: Tensor, ink: tuple[int, int, int] = INK) -> str:
+    """A picture as an address of its data: one colour with 32 levels of opacity, from a palette."""
     height, width = shades.shape
     pixels = b"".join(b"\0" + bytes(row) for row in shades.tolist())  # 0: no filter
     chunks = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-        (b"PLTE", bytes(INK) * LEVELS),
+        (b"PLTE", bytes(ink) * LEVELS),
         (b"tRNS", bytes(round(255 * i / (LEVELS - 1)) for i in range(LEVELS))),
         (b"IDAT", zlib.compress(pixels, 9)),
         (b"IEND", b""),

@@ -13,6 +13,7 @@ Its parameters are the flags of `manyheads lab run copying`. `opposite` has para
 from __future__ import annotations
 
 import inspect
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ Size = Literal["smallest", "quick", "full"]
 Parameters = Mapping[str, Any]
 OnProgress = Callable[[str, int, int], None]  # what is done, how many, of how many
 OWN_PARAMETERS = ("seed", "progress")
+# options of `manyheads lab run` and parameters of `run_lab`, which no parameter of a lab may be named
+RESERVED = ("lab", "at", "all", "quick", "full", "jobs", "json", "html", "parts", "help")
+TYPES = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
 LABS: dict[str, Lab] = {}
 
 
@@ -44,6 +48,12 @@ class Parameter:
     type: type
     default: Any
     meaning: str
+
+    def check(self, value: Any) -> None:
+        """Raises if a value has another type; an integer is a number too."""
+        kinds = (int, float) if self.type is float else (self.type,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and self.type is not bool):
+            raise UsageError(f"{self.name} is {quote(value)}, expected {TYPES[self.type]}")
 
 
 @dataclass(frozen=True)
@@ -76,15 +86,33 @@ class Lab:
     def parameters(self) -> list[Parameter]:
         hints = get_type_hints(self.function, include_extras=True)
         signature = inspect.signature(self.function).parameters
-        names = [name for name in signature if name not in OWN_PARAMETERS]
         return [
-            Parameter(name, hints[name].__origin__, signature[name].default, hints[name].__metadata__[0])
-            for name in names
+            read_parameter(f"the parameter {name} of the lab {self.id}", parameter, hints.get(name))
+            for name, parameter in signature.items()
+            if name not in OWN_PARAMETERS
         ]
 
-    def at(self, size: Size) -> Parameters:
-        """The parameters of a size that are not the defaults, which are those of `quick`."""
-        return {"smallest": self.smallest, "quick": {}, "full": self.full}[size]
+    def parameters_at(self, size: Size) -> dict[str, Any]:
+        """The value of every parameter at a size; those of `quick` are the defaults of the function."""
+        defaults = {parameter.name: parameter.default for parameter in self.parameters()}
+        return {**defaults, **{"smallest": self.smallest, "quick": {}, "full": self.full}[size]}
+
+    def check(self, parameters: Parameters) -> None:
+        """Raises if there is no such parameter, or if its value has another type."""
+        known = {parameter.name: parameter for parameter in self.parameters()}
+        for name, value in parameters.items():
+            if name not in known:
+                raise UsageError(f"{self.id} has no parameter {quote(name)}{did_you_mean(name, known)}")
+            known[name].check(value)
+
+
+def read_parameter(label: str, parameter: inspect.Parameter, hint: Any) -> Parameter:
+    kind, meaning = getattr(hint, "__origin__", None), getattr(hint, "__metadata__", ("",))[0]
+    if kind not in TYPES or not meaning or parameter.default is parameter.empty:
+        raise PartsFileError(f'{label} needs a type, a meaning and a default: Annotated[int, "number of keys"] = 7')
+    if parameter.name in RESERVED:
+        raise PartsFileError(f"{label} needs another name, as --{parameter.name} is an option of the command")
+    return Parameter(parameter.name, kind, parameter.default, meaning)
 
 
 def docstring(function: Callable[..., Any]) -> str:
@@ -98,6 +126,7 @@ def lab(chapter: str, **fields: Any) -> Callable[[Callable[..., Finding]], Calla
         new = Lab(function, chapter, **fields)
         if not new.title:
             raise PartsFileError(f"the lab {new.id} needs a docstring: its claim, and an explanation")
+        new.parameters()  # raises if one cannot be a flag
         LABS[new.id] = new
         return function
 
@@ -108,6 +137,13 @@ def all_labs() -> Mapping[str, Lab]:
     """Every lab by its id: those of the package, and those of a user's --parts file."""
     import_all("manyheads.labs.chapters")
     return LABS
+
+
+def find_lab(name: str) -> Lab:
+    labs = all_labs()
+    if name not in labs:
+        raise UsageError(f"no lab {quote(name)}{did_you_mean(name, labs)}", hint="manyheads lab list")
+    return labs[name]
 
 
 def choose_labs(names: Sequence[str]) -> list[Lab]:
@@ -122,20 +158,58 @@ def choose_labs(names: Sequence[str]) -> list[Lab]:
 
 @dataclass(frozen=True)
 class LabRun:
-    """A finding, and what gives it again: the lab, its parameters and the seed."""
+    """A finding, and what gives it again: the lab, its parameters and the seed. A notebook shows it as a page."""
 
     lab: Lab
-    parameters: Parameters
+    size: Size
     seed: int
+    parameters: Parameters
     finding: Finding
     seconds: float
 
+    @property
+    def command(self) -> str:
+        """The command that gives this finding."""
+        return command_of(self.lab, self.size, self.seed, self.parameters)
+
+    def _repr_html_(self) -> str:
+        from manyheads.labs.views.page_html import run_html
+
+        return run_html(self)
+
+
+def command_of(lab: Lab, size: Size, seed: int, parameters: Parameters) -> str:
+    """The command that runs a lab with these parameters."""
+    shown: Size = "full" if size == "full" else "quick"
+    usual = lab.parameters_at(shown)
+    words = ["manyheads", "lab", "run", lab.id]
+    words += ["--full"] if shown == "full" else []
+    words += [f"--seed {seed}"] if seed else []
+    words += [flag(name, value) for name, value in parameters.items() if value != usual[name]]
+    return " ".join(words)
+
+
+def flag(name: str, value: Any) -> str:
+    """A parameter as an option of the command line."""
+    option = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    text = f"{value:.12g}" if isinstance(value, float) else str(value)
+    return f"--{option} {shlex.quote(text)}"
+
 
 def run_lab(
-    lab: Lab, *, size: Size = "quick", seed: int = 0, progress: OnProgress = no_progress, **parameters: Any
+    lab: Lab | str, *, at: Size = "quick", seed: int = 0, progress: OnProgress = no_progress, **parameters: Any
 ) -> LabRun:
-    """Runs a lab with one thread, so that its numbers depend on the seed and the kind of processor alone."""
-    given = {**lab.at(size), **parameters}
+    """Runs a lab, by its name, with the parameters of a size (smallest, quick or full) and others by their names.
+
+    It has one thread, so that its numbers depend on the seed and the kind of processor alone. The result has the
+    finding with its verdict, and a notebook shows it as a page.
+    """
+    if isinstance(lab, str):
+        lab = find_lab(lab)
+    lab.check(parameters)
+    given = lab.parameters_at(at) | parameters
     own = {"seed": seed, "progress": progress}
     accepted = {name: own[name] for name in OWN_PARAMETERS if name in inspect.signature(lab.function).parameters}
     with one_thread(), torch.random.fork_rng():
@@ -143,8 +217,7 @@ def run_lab(
         start = time.perf_counter()
         finding = lab.function(**given, **accepted)
         seconds = time.perf_counter() - start
-    defaults = {parameter.name: parameter.default for parameter in lab.parameters()}
-    return LabRun(lab, defaults | given, seed, finding, seconds)
+    return LabRun(lab, at, seed, given, finding, seconds)
 
 
 @contextmanager

@@ -16,7 +16,9 @@ from command import COMMAND_NAMES, error_of, run
 from manyheads.cli.console import Progress, as_error
 from manyheads.errors import DataError, ManyheadsError
 
-COMMANDS = [*([name] for name in COMMAND_NAMES if name != "data"), ["data", "show"], ["data", "prepare"]]
+GROUPS = {"data": ("show", "prepare"), "lab": ("list", "run", "notebook")}
+COMMANDS = [*([name] for name in COMMAND_NAMES if name not in GROUPS)]
+COMMANDS += [[group, name] for group, names in GROUPS.items() for name in names]
 
 
 def test_every_file_of_the_command_line_is_a_command_in_its_help():

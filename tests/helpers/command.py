@@ -30,7 +30,7 @@ LAZY_IMPORTS = [
     "typer._adapters",
     "typer._click.decorators",
 ]
-SHARED = ("console", "generation", "inputs")  # by several commands
+SHARED = ("console", "generation", "inputs", "lab_report")  # by several commands
 COMMAND_NAMES = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name not in SHARED]
 LIBRARY = [
     "inspect.describe",
@@ -40,6 +40,8 @@ LIBRARY = [
     "training.estimate",
     "training.evaluate",
     "checkpoint.exporter",
+    "labs.processes",
+    "labs.views.page_html",
 ]
 FORKS.set_forkserver_preload(
     [

@@ -12,8 +12,8 @@ def labs_of(*chapters):
 def check_both_ways(name):
     """The claim holds, perhaps with a correction, and fails if its opposite is planted."""
     lab = all_labs()[name]
-    finding = run_lab(lab, size="smallest").finding
+    finding = run_lab(lab, at="smallest").finding
     assert finding.verdict == ("holds with a correction" if finding.correction else "holds"), finding.checks
     assert lab.opposite, "a lab says which parameters make its claim false"
-    planted = run_lab(lab, size="smallest", **lab.opposite).finding
+    planted = run_lab(lab, at="smallest", **lab.opposite).finding
     assert planted.verdict == "fails", planted.checks

@@ -1,0 +1,159 @@
+"""What `manyheads lab` prints: the page of one lab, the table of several, the verdict of every claim; and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from manyheads.cli.console import EXIT_FAILURE, new_table, print_json, print_note, stdout
+
+if TYPE_CHECKING:
+    from manyheads.labs.claims import Erratum, Row
+    from manyheads.labs.lab import LabRun
+    from manyheads.labs.results import Outcome
+
+STYLES = {
+    "holds": "green", "holds with a correction": "yellow", "undecided at this size": "yellow", "fails": "bold red",
+    "error": "bold red", "tested": "green",
+}  # fmt: skip
+PROSE_WIDTH = 90
+
+
+def report(outcomes: Sequence[Outcome], seconds: float, *, has_all: bool, as_json: bool, html: Path | None) -> None:
+    """Prints and writes what labs found. Exit status 1 if a claim fails, or if a lab raised."""
+    from manyheads.labs.results import LabError, has_failed
+
+    if html is not None:
+        write_page(html, outcomes, seconds, has_all)
+    if as_json:
+        print_json(report_tree(outcomes, seconds, has_all))
+    elif len(outcomes) == 1 and not isinstance(outcomes[0], LabError):
+        print_page(outcomes[0])
+    else:
+        print_table(outcomes)
+        print_claims(*judged(outcomes, has_all), outcomes)
+        print_summary(outcomes, seconds)
+    if html is not None and not as_json:
+        print_note(f"wrote {html}")
+    if has_failed(outcomes):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def judged(outcomes: Sequence[Outcome], has_all: bool) -> tuple[list[Row], list[Erratum]]:
+    """The rows and errata that the labs judge; all of them if all labs ran."""
+    from manyheads.labs.claims import read_claims
+
+    claims = read_claims()
+    rows = [row for row in claims.rows.values() if has_all or any(row.id in one.lab.rows for one in outcomes)]
+    errata = [one for one in claims.errata.values() if has_all or any(one.id in o.lab.errata for o in outcomes)]
+    return rows, errata
+
+
+def report_tree(outcomes: Sequence[Outcome], seconds: float, has_all: bool) -> dict[str, Any]:
+    from manyheads.labs.results import claim_tree, machine, outcome_tree, versions
+
+    rows, errata = judged(outcomes, has_all)
+    return {
+        "schema": 1,
+        "labs": [outcome_tree(outcome) for outcome in outcomes],
+        "rows": [claim_tree(row, outcomes) for row in rows],
+        "errata": [claim_tree(one, outcomes) for one in errata],
+        "seconds": round(seconds, 1),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def print_page(run: LabRun) -> None:
+    """The page of one lab."""
+    from manyheads.labs.views.page_text import page_text
+
+    console = stdout()
+    for number, (heading, text) in enumerate(page_text(run, min(console.width, PROSE_WIDTH))):
+        if heading:
+            console.print(heading, style="bold", soft_wrap=True)
+        style = STYLES[run.finding.verdict] if number == 0 else ""
+        console.print(text, style=style, soft_wrap=True)
+        console.print()
+
+
+def print_table(outcomes: Sequence[Outcome]) -> None:
+    """A line per lab: its verdict, and the number that decides beside its prediction."""
+    from rich.text import Text
+
+    from manyheads.labs.results import LabError, verdict_of
+    from manyheads.labs.views.explain import MARKS, deciding_text
+
+    table = new_table(["lab", "verdict", "measured", "predicted"], ["seconds"])
+    for outcome in outcomes:
+        verdict = verdict_of(outcome)
+        seconds = "" if isinstance(outcome, LabError) else f"{outcome.seconds:,.1f}"
+        mark = Text(f"{MARKS[verdict]} {verdict}", STYLES[verdict])
+        table.add_row(outcome.lab.id, mark, *deciding_text(outcome), seconds)
+    stdout().print(table)
+
+
+def print_summary(outcomes: Sequence[Outcome], seconds: float) -> None:
+    from manyheads.labs.results import machine, verdict_of
+    from manyheads.labs.views.explain import summary
+
+    verdicts = [verdict_of(outcome) for outcome in outcomes]
+    stdout().print(f"{len(outcomes)} labs: {summary(verdicts)}; {seconds:,.0f} seconds on {machine()}", style="bold")
+
+
+def write_page(path: Path, outcomes: Sequence[Outcome], seconds: float, has_all: bool) -> None:
+    from manyheads.files.write import explain_write_errors, write_atomic
+    from manyheads.labs.results import machine, versions
+    from manyheads.labs.views.page_html import report_html
+
+    facts = {"command": f"`{command_of_all(outcomes, has_all)}`", "time": f"{seconds:,.0f} seconds"}
+    facts |= {"machine": machine()} | versions()
+    with explain_write_errors(path):
+        write_atomic(path, report_html(outcomes, facts, has_all=has_all))
+
+
+def command_of_all(outcomes: Sequence[Outcome], has_all: bool) -> str:
+    """The command that gives these outcomes again."""
+    from manyheads.labs.results import LabError
+
+    runs = [one for one in outcomes if not isinstance(one, LabError)]
+    if len(outcomes) == 1 and runs:
+        return runs[0].command
+    words = ["manyheads lab run", "--all" if has_all else " ".join(one.lab.id for one in outcomes)]
+    words += ["--full"] if any(one.size == "full" for one in runs) else ["--quick"]
+    words += [f"--seed {runs[0].seed}"] if runs and runs[0].seed else []
+    return " ".join(words)
+
+
+def print_claims(
+    rows: Sequence[Row], errata: Sequence[Erratum], outcomes: Sequence[Outcome], *, as_json: bool = False
+) -> None:
+    """Every row and erratum with its labs or tests, and with the verdict if labs ran."""
+    from rich.text import Text
+
+    from manyheads.labs.results import claim_tree
+    from manyheads.labs.views.explain import MARKS
+
+    trees = {
+        "rows": [claim_tree(row, outcomes) for row in rows],
+        "errata": [claim_tree(one, outcomes) for one in errata],
+    }
+    if as_json:
+        print_json({"schema": 1} | trees)
+        return
+    for name, title in (("rows", "row"), ("errata", "erratum")):
+        if not trees[name]:
+            continue
+        verdicts = ["verdict"] if outcomes else []
+        table = new_table([title, *verdicts, "claim" if title == "row" else "what is true", "place", "shown by"])
+        for tree in trees[name]:
+            verdict = [
+                Text(f"{MARKS[tree['verdict']]} {tree['verdict'] or 'not run'}", STYLES.get(tree["verdict"], ""))
+            ]
+            claim = tree["claim"] if title == "row" else tree["correction"]
+            shown = ", ".join(tree["labs"] or tree["tests"]) or "nothing"
+            table.add_row(tree[title], *(verdict if outcomes else []), claim, tree["source"], shown)
+        stdout().print(table)
