@@ -190,7 +190,7 @@ class Coverage:
         """
         by_line = self.data.contexts_by_lineno(self.files[str(file.relative_to(ROOT / "manyheads"))])
         covering = {number: self.names(contexts) for number, contexts in by_line.items()}
-        of_line = next((covering[one] for one in range(line, line - 4, -1) if covering.get(one)), set())
+        of_line = next((covering[item] for item in range(line, line - 4, -1) if covering.get(item)), set())
         of_file = set().union(*covering.values(), {REFERENCE} & self.seconds.keys()) - of_line
         return [sorted(tests, key=self.seconds.__getitem__) for tests in (of_line, of_file)]
 
