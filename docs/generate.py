@@ -1,4 +1,4 @@
-"""Writes docs/reference/ and the tree in docs/architecture.md from the code: `python docs/generate.py [FOLDER] [PAGE]`.
+"""Writes docs/reference/, docs/labs/ and the tree in docs/architecture.md: `python docs/generate.py [FOLDERS, PAGE]`.
 
 tests/docs/test_reference.py fails if one of them is stale.
 """
@@ -19,6 +19,8 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import generate_labs
 
 FOLDER = Path(__file__).parent / "reference"
 ARCHITECTURE = Path(__file__).parent / "architecture.md"
@@ -61,6 +63,11 @@ def cell(value: Any) -> str:
     """One line, in which a bar or an angle bracket is text."""
     pieces = re.split(r"(`[^`]*`)", " ".join(str(value).split()))
     return "".join(escape_code(piece) if piece.startswith("`") else escape_text(piece) for piece in pieces)
+
+
+def prose(text: str) -> str:
+    """Paragraphs in which an angle bracket is text; an indented block, such as a formula, is left as it is."""
+    return "\n\n".join(one if one.startswith(" ") else cell(one).replace("\\|", "|") for one in text.split("\n\n"))
 
 
 def escape_text(text: str) -> str:
@@ -609,11 +616,20 @@ def exit_statuses(signals: dict[str, int]) -> list[tuple[str, str]]:
     ]
 
 
-def main(folder: Path = FOLDER, architecture_page: Path = ARCHITECTURE) -> None:
-    folder.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        (folder / name).write_text(text, encoding="utf-8")
+def main(folder: Path = FOLDER, architecture_page: Path = ARCHITECTURE, labs: Path = generate_labs.FOLDER) -> None:
+    write_pages(folder, pages())
     architecture_page.write_text(architecture(), encoding="utf-8")
+    write_pages(labs, generate_labs.lab_pages())
+
+
+def write_pages(folder: Path, texts: dict[str, str]) -> None:
+    """Writes the pages and figures, and removes those that are no longer made."""
+    for path in (*folder.glob("*.md"), *folder.glob("*/*.svg")):
+        if str(path.relative_to(folder)) not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

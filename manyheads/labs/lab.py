@@ -134,9 +134,12 @@ def lab(chapter: str, **fields: Any) -> Callable[[Callable[..., Finding]], Calla
 
 
 def all_labs() -> Mapping[str, Lab]:
-    """Every lab by its id: those of the package, and those of a user's --parts file."""
+    """Every lab by its id, in the order of the chapters: those of the package, and those of a user's --parts file."""
+    from manyheads.labs.claims import read_claims
+
     import_all("manyheads.labs.chapters")
-    return LABS
+    order = {chapter: i for i, chapter in enumerate(read_claims().chapters)}
+    return dict(sorted(LABS.items(), key=lambda item: order.get(item[1].chapter, len(order))))
 
 
 def find_lab(name: str) -> Lab:
