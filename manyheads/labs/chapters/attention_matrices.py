@@ -26,7 +26,7 @@ from manyheads.parts.recurrent import Cell
 
 
 @lab("attention", rows=("A3", "P8"), seconds=(0.1, 0.1), opposite={"transpose": "T"},
-     try_next=("--transpose T", "--batch 5 --length 4 --size 3"))  # fmt: skip
+     try_next=("--batch 5 --length 4 --size 3", "--transpose T --batch 5"))  # fmt: skip
 def batched_shapes(
     *,
     transpose: Annotated[str, "mT swaps the last two axes; T reverses all axes, as Tensor.T does"] = "mT",
@@ -112,7 +112,7 @@ TURKISH, ENGLISH = ("kediler", "fareleri", "kovalar"), ("cats", "chase", "mice")
 
 
 @lab("attention", rows=("A12", "A13", "P12"), seconds=(0.1, 0.1), opposite={"memory": "another"},
-     try_next=("--memory another", "--length 1"))  # fmt: skip
+     try_next=("--length 1", "--length 100"))  # fmt: skip
 def one_or_two_sequences(
     *,
     memory: Annotated[str, "itself or another: the sequence that attention reads"] = "itself",
@@ -248,7 +248,7 @@ def parts_map(title: str, outputs: Tensor, u: Tensor) -> Heatmap:
 # -------------------------------------------------------------------------------------------- parameters of the scores
 
 
-@lab("attention", rows=("A20",), seconds=(0.1, 0.1), opposite={"own": True}, try_next=("--own true", "--heads 8"))
+@lab("attention", rows=("A20",), seconds=(0.1, 0.1), opposite={"own": True}, try_next=("--heads 8", "--heads 8 --own"))
 def naive_heads(
     *,
     heads: Annotated[int, "number of heads"] = 4,
@@ -266,7 +266,7 @@ def naive_heads(
     mask, positions = head_context(x[0, 0], x[0, 0], False)
     weights = DotSpec().build(heads, 8, 8).weights(q, k, mask=mask, positions=positions)[0]
     return Finding(
-        (equals("largest difference between two heads", float((weights - weights[:1]).abs().max()), 0.0),),
+        (equals("largest difference between two heads", float((weights - weights[:1]).abs().max()), 0),),
         tuple(Heatmap(f"Head {i + 1}", weights[i].tolist()) for i in range(min(heads, 2))),
     )
 
@@ -402,7 +402,7 @@ def uniform_as_printed(width: int, matrix: Tensor) -> Check:
     x = torch.randn(6, width, dtype=matrix.dtype)
     printed = torch.softmax(((x @ matrix.T) * x).sum(-1, keepdim=True).expand(-1, 6), dim=-1)
     name = "as printed, with t₁ twice: largest difference between two weights of a row"
-    return equals(name, float((printed - printed[:, :1]).abs().max()), 0.0)
+    return equals(name, float((printed - printed[:, :1]).abs().max()), 0)
 
 
 def count_table(width: int) -> Table:

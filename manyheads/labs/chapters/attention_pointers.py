@@ -74,7 +74,7 @@ def learn_pointer(core: Core, steps: int = 100) -> float:
     return float((attend(query, k, v, core)[0] - v[2]).norm().detach())
 
 
-@lab("attention", rows=("A14",), seconds=(0.2, 0.2), opposite={"core": "dot"}, try_next=("--core dot", "--steps 3"))
+@lab("attention", rows=("A14",), seconds=(0.2, 0.2), opposite={"core": "dot"}, try_next=("--steps 3", "--seed 1"))
 def hard_attention(
     *,
     core: Annotated[str, "argmax or dot: what makes weights from scores"] = "argmax",
@@ -114,7 +114,7 @@ def hatch(values: Tensor, visible: Tensor) -> list[list[float | None]]:
 
 
 @lab("attention", rows=("A15", "A16", "P12"), errata=("E6",), seconds=(2, 6), smallest={"most": 2, "draws": 6},
-     full={"draws": 200}, opposite={"core": "dot"}, try_next=("--core dot", "--most 4"))  # fmt: skip
+     full={"draws": 200}, opposite={"core": "dot"}, try_next=("--most 4", "--draws 100"))  # fmt: skip
 def receptive_field_of_pointers(
     *,
     most: Annotated[int, "largest number of heads, and of layers"] = 3,
