@@ -38,7 +38,7 @@ def multiply_adds(width: int, source: int, target: int) -> Counter[str]:
 
 
 def counted(width: int, source: int, target: int, *, projections: bool) -> dict[str, int]:
-    """Multiply–adds of the three attentions: scores and means, and the products with W_Q, W_K, W_V, W_O if asked for."""
+    """Multiply–adds of the three attentions: scores and means, and with `projections` W_Q, W_K, W_V and W_O."""
     by_module = multiply_adds(width, source, target)
     parts = ("core", "query", "key", "value", "output") if projections else ("core",)
     return {name: sum(by_module[f"{path}.{part}"] for part in parts) for name, path in ATTENTIONS.items()}
@@ -65,9 +65,10 @@ def complexity_table(
 ) -> Finding:
     """Attention costs 2M²k multiply–adds in the encoder, 2MNk between the two, and 2N²k in the decoder.
 
-    A score is a product of two vectors of size k, and there is one for each pair of query and key; the mean of the values
-    takes as many multiply–adds again. The encoder has M queries and M keys, cross-attention N and M, the decoder N and N.
-    So if the source is twice as long, the three cost 4, 2 and 1 times as much. The counts are those of a model that runs.
+    A score is a product of two vectors of size k, and there is one for each pair of query and key; the mean of the
+    values takes as many multiply–adds again. The encoder has M queries and M keys, cross-attention N and M, the decoder
+    N and N. So if the source is twice as long, the three cost 4, 2 and 1 times as much. The counts are those of a model
+    that runs.
     """
     m, n, k = source, target, width
     multiples = {i: counted(k, i * m, n, projections=projections) for i in (1, 2, 4, 8)}
@@ -106,9 +107,10 @@ def what_the_table_leaves_out(
 ) -> Finding:
     """Of the cost of a layer, O(M²k) is only a part, and for short texts the smaller one.
 
-    The table of complexities counts scores and means. A layer also multiplies every token by W_Q, W_K, W_V and W_O, which
-    is 4Mk², and by the two matrices of its feed-forward network, which is 8Mk² if that is 4k wide. So a layer costs
-    2M²k + 12Mk². The part with M² is the larger one only if M > 6k: in a model of width 512, for more than 3072 tokens.
+    The table of complexities counts scores and means. A layer also multiplies every token by W_Q, W_K, W_V and W_O,
+    which is 4Mk², and by the two matrices of its feed-forward network, which is 8Mk² if that is 4k wide. So a layer
+    costs 2M²k + 12Mk². The part with M² is the larger one only if M > 6k: in a model of width 512, for more than 3072
+    tokens.
     """
 
     def parts(m: int) -> dict[str, int]:
@@ -134,12 +136,12 @@ def what_the_table_leaves_out(
             Lines("Share that the table counts", "tokens, M", "share", {"2M²k / (2M²k + 12Mk²)": shares},
                   {"half": 0.5}, log_x=True),
         ),
-        correction="O(M²k) is the cost of the attention alone. The projections and the feed-forward network cost O(Mk²) "
-        "more, which is most of the cost of a layer unless the text is longer than six times the width.",
+        correction="O(M²k) is the cost of the attention alone. The projections and the feed-forward network cost "
+        "O(Mk²) more, which is most of the cost of a layer unless the text is longer than six times the width.",
     )  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------------------- measured
+# ------------------------------------------------------------------------------------------------------------- measured
 
 
 class LiveBytes(TorchDispatchMode):
@@ -207,10 +209,10 @@ def measured_beside_counted(
 ) -> Finding:
     """Measured memory grows with the square of the length, as the count of products does.
 
-    If a quantity grows as Mᵖ, it is a straight line of slope p when both axes are logarithmic. The products of attention
-    have p = 2, and so has the memory, because the matrix of weights has M² entries. The time has p = 2 as well, but a
-    time depends on the machine: it is reported, and no verdict rests on it. A fused kernel never holds the whole matrix:
-    its products and its time still have p = 2, and its memory has p = 1.
+    If a quantity grows as Mᵖ, it is a straight line of slope p when both axes are logarithmic. The products of
+    attention have p = 2, and so has the memory, because the matrix of weights has M² entries. The time of the products
+    tends to it for long texts, but a time depends on the machine: it is reported, and no verdict rests on it. A fused
+    kernel never holds the whole matrix: it computes as many products, and its memory has p = 1.
     """
     lengths, measured = [64, 128, 256, 512, 1024], list[tuple[int, float]]()
     for i, length in enumerate(lengths):
@@ -218,7 +220,8 @@ def measured_beside_counted(
         progress("length", i + 1, len(lengths))
     products = [float(counted(width, m, 1, projections=False)["encoder self-attention"]) for m in lengths]
     memory, seconds = [float(peak) for peak, _ in measured], [second for _, second in measured]
-    curves = {"products": products, "bytes": memory, "nanoseconds": [1e9 * second for second in seconds]}
+    values = {"products": products, "bytes": memory, "nanoseconds": [1e9 * second for second in seconds]}
+    curves = {name: list(zip(map(float, lengths), one, strict=True)) for name, one in values.items()}
     columns = ("tokens, M", "products", "peak bytes", "milliseconds")
     rows = [
         (m, product, peak, round(1000 * second, 3))
@@ -232,9 +235,7 @@ def measured_beside_counted(
         ),
         (
             Table("One head", columns, rows),
-            Lines("Growth with the length", "tokens, M", "",
-                  {name: list(zip(map(float, lengths), values, strict=True)) for name, values in curves.items()},
-                  log_x=True, log_y=True),
+            Lines("Growth with the length", "tokens, M", "", curves, log_x=True, log_y=True),
         ),
-        note="The memory is that of the tensors which exist at the same time, at its peak; kernels may use more inside.",
+        note="The memory is the largest sum of the tensors that exist at one time; a kernel may use more inside.",
     )  # fmt: skip

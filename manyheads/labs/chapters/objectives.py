@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,10 +18,8 @@ from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.model.builder import Model
 from manyheads.parts.inputs import Inputs
-from manyheads.tasks.batch import IGNORE_INDEX, Batch, SpecialTokens
+from manyheads.tasks.batch import IGNORE_INDEX, SpecialTokens
 from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec, SpansSpec
-from manyheads.tasks.seq2seq import Seq2SeqSpec
-from manyheads.tasks.task import TaskSpec
 
 NAMES = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")  # the special tokens, ids 0 to 4
 
@@ -42,7 +39,7 @@ def encode(text: str) -> tuple[np.ndarray, tuple[str, ...]]:
     return np.array([ids[word] for word in text.split()]), NAMES + words
 
 
-# ---------------------------------------------------------------------------------------------------------- the next token
+# ------------------------------------------------------------------------------------------------------- the next token
 
 
 @lab(
@@ -93,7 +90,7 @@ def next_token_labels(
     )  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------- masked tokens
+# -------------------------------------------------------------------------------------------------------- masked tokens
 
 
 def masked_outputs(position: str, seed: int, *, keep_position: bool) -> tuple[Tensor, list[str]]:
@@ -175,7 +172,7 @@ def masked_positions(
     )
 
 
-# --------------------------------------------------------------------------------------------------------- span corruption
+# ------------------------------------------------------------------------------------------------------ span corruption
 
 
 def infilled(row: list[int], mask: int) -> tuple[list[int], int]:
@@ -198,13 +195,13 @@ def with_spans(source: list[int], row: list[int], sentinels: tuple[int, ...]) ->
     return text, len([token for token in row if token not in sentinels])
 
 
-def corrupted(objective: str, rows: int, seed: int) -> tuple[list[float], int, int, list[int]]:
-    """The share of every text that is content, texts that were not restored, pads in the loss, and one row."""
+def corrupted(objective: str, rows: int, seed: int) -> tuple[list[float], list[int], int, int, list[int]]:
+    """The share of every text that is content, its length, texts not restored, pads in the loss, and one row."""
     rng, size = np.random.default_rng(seed), 64
     sentinels = tuple(range(900, 940)) if objective == "spans" else ()
     special, text = SpecialTokens(vocab_size=1000, sentinels=sentinels), np.arange(5, 105)
     task: Any = SpansSpec(num_sentinels=40) if objective == "spans" else InfillSpec(block_size=size)
-    shares, broken, pads, example = list[float](), 0, 0, list[int]()
+    shares, lengths, broken, pads, example = list[float](), list[int](), 0, 0, list[int]()
     for _ in range(rows // 50):
         batch = task.batch([(text,)] * 50, special, rng)
         padding = batch.inputs.padding_mask
@@ -217,9 +214,10 @@ def corrupted(objective: str, rows: int, seed: int) -> tuple[list[float], int, i
                 else infilled(row, special.mask)
             )
             shares.append(content / len(restored))
+            lengths.append(len(restored))
             broken += restored != text[: len(restored)].tolist()
             example = min(example or row, row, key=lambda one: abs(len(one) - 16))
-    return shares, broken, pads, example
+    return shares, lengths, broken, pads, example
 
 
 @lab(
@@ -238,11 +236,12 @@ def span_corruption(
 ) -> Finding:
     """Span corruption moves a quarter of a text to its end, where the model learns to write it.
 
-    A text is truncated to a random length and cut into prefix, content and suffix. The model reads prefix <mask> suffix
-    <mask> and learns to continue with the content, which is a quarter of the text on average. Nothing is lost: prefix,
-    content and suffix are the text. Padding after the content is not in the loss.
+    A text is truncated to a random length, from 4 to 7/8 of a block of 64 tokens, and cut into prefix, content and
+    suffix. The model reads prefix <mask> suffix <mask> and learns to continue with the content, which is a quarter of
+    the text on average. Nothing is lost: prefix, content and suffix are the text. Padding after the content is not in
+    the loss.
     """
-    shares, broken, pads, example = corrupted(objective, rows, seed)
+    shares, lengths, broken, pads, example = corrupted(objective, rows, seed)
     counts, edges = np.histogram(shares, bins=20, range=(0, 0.6))
     points = [(float(x), float(count) / len(shares)) for x, count in zip(edges, counts, strict=False)]
     names = dict(enumerate(NAMES))
@@ -252,6 +251,7 @@ def span_corruption(
             near("mean share of the text that is content", float(np.mean(shares)), 0.25, 0.005),
             equals("texts that were not restored", broken, 0),
             equals("pads in the loss", pads, 0),
+            equals("lengths of the texts", f"{min(lengths)} to {max(lengths)}", "4 to 56"),
         ),
         (
             Table("A row that the model reads; the text was w1 w2 w3 …", ("row",), [(line,)]),
@@ -260,7 +260,7 @@ def span_corruption(
     )
 
 
-# ---------------------------------------------------------------------------------------------------------------- raw text
+# ------------------------------------------------------------------------------------------------------------- raw text
 
 FILES = ("argparse.py", "typing.py", "inspect.py", "tarfile.py")
 WINDOW = 64
@@ -301,7 +301,8 @@ def labels_from_raw_text(
 
     A small decoder reads files of Python's standard library, byte by byte, and predicts the next byte. To know only how
     frequent each byte is gives a loss of −Σ p ln p, the unigram entropy. The loss on other text falls below it, so the
-    model has learned from the order of the characters. If the text is shuffled there is nothing to learn, and it does not.
+    model has learned from the order of the characters. If the text is shuffled there is nothing to learn, and it does
+    not.
     """
     train, validation = raw_bytes(shuffled=shuffled)
     position = {"kind": "learned", "length": WINDOW}
@@ -327,92 +328,4 @@ def labels_from_raw_text(
             reported("labels written by people", 0),
         ),
         (Lines("Loss while training", "step", "nats per byte", {"training loss": curve}, levels),),
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------------- the mask
-
-NUMBERS, COUNTING_STEPS, LENGTH = 16, 3, 12
-
-
-def visible_targets(kind: str) -> tuple[str, float]:
-    """The architecture of a task, and the share of its targets that stand in the input of the same stack."""
-    task: Any = TaskSpec.kinds[kind]
-    if "tokens" not in task.head_outputs:  # the target is a class, or another text
-        return task.architectures[0], 0.0
-    tasks = {"masked": MaskedSpec(mask_replace_prob=1.0, random_replace_prob=0.0), "seq2seq": Seq2SeqSpec()}
-    special = SpecialTokens(vocab_size=200, sentinels=tuple(range(100, 160)))
-    fields = [np.arange(5, 45), np.arange(45, 85)][: 2 if kind == "seq2seq" else 1]
-    batch: Batch = tasks.get(kind, task()).batch([tuple(fields)], special, np.random.default_rng(0))
-    inputs, targets = batch.inputs.tokens[0].tolist(), batch.targets[0].tolist()
-    shown = [target in inputs[i + 1 :] for i, target in enumerate(targets) if target not in (IGNORE_INDEX, special.eos)]
-    return task.architectures[0], sum(shown) / len(shown)
-
-
-def counting(count: int) -> Tensor:
-    """<s>, numbers, </s>: each number is the one before it plus 1, 2 or 3, which is the same for a whole text."""
-    start, step = torch.randint(0, NUMBERS, (count, 1)), torch.randint(1, COUNTING_STEPS + 1, (count, 1))
-    numbers = (start + step * torch.arange(LENGTH)) % NUMBERS
-    return F.pad(F.pad(numbers, (1, 0), value=NUMBERS), (0, 1), value=NUMBERS + 1)
-
-
-def train_to_count(*, causal: bool, steps: int, seed: int, progress: OnProgress) -> tuple[list[float], float, float]:
-    """The losses of training, the last ones' mean, and the share of generated numbers that are right."""
-    position = {"kind": "learned", "length": LENGTH + 1}
-    model = small_model(vocab=NUMBERS + 2, seed=seed, position=position, mask={"causal": causal}, layers=1)
-    name = "with a mask" if causal else "without a mask"
-    losses = fit(model, lambda _: counting(64), next_token_loss, steps=steps, lr=1e-2, progress=progress, name=name)
-    texts = counting(200)
-    ids = texts[:, :4]
-    with torch.no_grad():
-        while ids.shape[1] <= LENGTH:
-            ids = torch.cat((ids, model(ids)[:, -1:].argmax(-1)), dim=1)
-    right = float((ids[:, 4:] == texts[:, 4:-1]).float().mean())
-    return losses, float(np.mean(losses[-10:])), right
-
-
-@lab(
-    "objectives",
-    rows=("P7",),
-    seconds=(4, 20),
-    smallest={"steps": 200},
-    full={"steps": 1000},
-    opposite={"causal": True},
-    try_next=("--causal true", "--steps 50"),
-)
-def without_the_mask(
-    *,
-    causal: Annotated[bool, "whether the model has a causal mask"] = False,
-    steps: Annotated[int, "training steps"] = 300,
-    seed: int = 0,
-    progress: OnProgress = no_progress,
-) -> Finding:
-    """A task whose targets stand in the input needs the mask: without it a language model cheats, and writes nonsense.
-
-    The target of a position is the next token, which is an input of the next position. Without a mask the model copies it
-    from there: its loss falls to almost 0, below the entropy of the text, which no honest prediction can. When it writes
-    there is no next token to copy, and what it writes is wrong. Here a text counts in steps of 1, 2 or 3, so a model
-    that has read three numbers can know the rest.
-    """
-    on_trial = train_to_count(causal=causal, steps=steps, seed=seed, progress=progress)
-    control = train_to_count(causal=True, steps=steps, seed=seed, progress=progress)
-    floor = (math.log(NUMBERS) + math.log(COUNTING_STEPS)) / (LENGTH + 1)
-    kinds = ("causal", "infill", "seq2seq", "spans", "masked", "classify", "retrieval")
-    table = [(kind, *visible_targets(kind)) for kind in kinds]
-    rows = [(*row, "needed" if row[2] else "not needed") for row in table]
-    needed = ", ".join(row[0] for row in rows if row[3] == "needed")
-    names = ("with a mask" if causal else "without a mask", "control, with a mask")
-    curves = {name: list(enumerate(one[0], 1)) for name, one in zip(names, (on_trial, control), strict=True)}
-    return Finding(
-        (
-            at_most(f"loss {names[0]}", on_trial[1], floor / 3),
-            at_most(f"generated numbers that are right, {names[0]}", on_trial[2], 0.4),
-            at_least(f"loss, {names[1]}", control[1], 0.9 * floor),
-            at_least(f"generated numbers that are right, {names[1]}", control[2], 0.8),
-            equals("tasks that need the mask", needed, "causal, infill, seq2seq, spans"),
-        ),
-        (
-            Table("Which tasks need the mask", ("task", "architecture", "share of targets in the input", "mask"), rows),
-            Lines("Loss while training", "step", "nats per token", curves, {"entropy of the text": floor}),
-        ),
     )

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
-from xml.etree import ElementTree
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import IncompatibleError
-from manyheads.inspect.drawing import draw_model, layout_model
-from manyheads.labs.figures import Drawing, Heatmap, Table
+from manyheads.labs.figures import Heatmap, Table
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, reported
 from manyheads.labs.lab import lab
 from manyheads.model.builder import build, build_meta
 from manyheads.model.recording import RecordedAttention, record
-from manyheads.model.spec import ModelSpec, read_model
+from manyheads.model.spec import read_model
 from manyheads.model.transformer import Transformer
-from manyheads.presets import names, read, read_about
+from manyheads.presets import read
 from manyheads.spec import Tree
 
 VOCAB = 23
@@ -63,13 +61,11 @@ def heatmap(title: str, attention: RecordedAttention, rows: list[str], columns: 
     """The weights of the first head."""
     weights, visible = attention.weights(head=0)[0], attention.visible()
     hidden = torch.zeros_like(weights, dtype=torch.bool) if visible is None else ~visible[0, 0]
-    values = [
-        [None if hidden[i, j] else float(weights[i, j]) for j in range(len(columns))] for i in range(len(rows))
-    ]
+    values = [[None if hidden[i, j] else float(weights[i, j]) for j in range(len(columns))] for i in range(len(rows))]
     return Heatmap(title, values, rows, columns, "query", "key")
 
 
-# ------------------------------------------------------------------------------------------------- one code, three shapes
+# ----------------------------------------------------------------------------------------------- one code, three shapes
 
 
 @lab(
@@ -84,15 +80,17 @@ def one_code_path(
 ) -> Finding:
     """Encoder, decoder and encoder–decoder are one program with different settings.
 
-    BERT is an encoder, GPT-2 a decoder, and the Transformer of 2017 an encoder and a decoder. Each is a stack of layers,
-    or two. A layer has self-attention and a feed-forward network; the settings say whether its attention has a causal
-    mask, and whether cross-attention is between the two. So one class of layer is enough for all three.
+    BERT is an encoder, GPT-2 a decoder, and the Transformer of 2017 an encoder and a decoder. Each is a stack of
+    layers, or two. A layer has self-attention and a feed-forward network; the settings say whether its attention has a
+    causal mask, and whether cross-attention is between the two. So one class of layer is enough for all three.
     """
     rows, models, layers, architectures = [], set(), set(), set()
     for name in presets.split():
         spec, model = read(name), build_meta(read(name))
         stacks = [stack for stack in (spec.encoder, spec.decoder) if stack]
-        classes = {type(layer).__name__ for path, layer in model.named_modules() if path.split(".")[-2:-1] == ["layers"]}
+        classes = {
+            type(layer).__name__ for path, layer in model.named_modules() if path.split(".")[-2:-1] == ["layers"]
+        }
         models.add(type(model).__name__)
         layers |= classes
         architectures.add(spec.architecture)
@@ -125,9 +123,9 @@ def encoder_with_mask(
 ) -> Finding:
     """A decoder-only model is an encoder with a causal mask.
 
-    An encoder with random weights gets a causal mask, and a decoder-only model gets the same weights. Both read the same
-    text: their outputs are equal. Without the mask a token of the encoder also attends to later tokens, and the outputs
-    differ. Nothing else distinguishes the two.
+    An encoder with random weights gets a causal mask, and a decoder-only model gets the same weights. Both read the
+    same text: their outputs are equal. Without the mask a token of the encoder also attends to later tokens, and the
+    outputs differ. Nothing else distinguishes the two.
     """
     encoder, plain, decoder = (
         random_model(seed + i, **{name: STACK | {"mask": {"causal": mask}}, "head": "untied"})
@@ -211,7 +209,7 @@ def decoder_without_cross(
     return Finding(tuple(checks), (Table("Largest difference between the outputs", columns, rows),))
 
 
-# --------------------------------------------------------------------------------------------------------- cross-attention
+# ------------------------------------------------------------------------------------------------------ cross-attention
 
 
 @lab(
@@ -299,7 +297,7 @@ def target_by_source(
     )
 
 
-# ------------------------------------------------------------------------------------------------------------------- sizes
+# ---------------------------------------------------------------------------------------------------------------- sizes
 
 
 @lab(
@@ -320,8 +318,8 @@ def sizes_that_differ(
     """Embeddings, encoder and decoder may have different sizes, if a matrix is between them.
 
     W_K and W_V of cross-attention map the width of the encoder to that of a head, and W_Q maps the width of the decoder
-    to it, so the two widths are free. A matrix of E × D maps embeddings of size E to the width D, as in ALBERT: V·E + E·D
-    parameters in place of V·D. Where no matrix is between two sizes they must be equal: logits hᵀe need E = D.
+    to it, so the two widths are free. A matrix of E × D maps embeddings of size E to the width D, as in ALBERT: V·E +
+    E·D parameters in place of V·D. Where no matrix is between two sizes they must be equal: logits hᵀe need E = D.
     """
     stack: Tree = {"attention": {"heads": 2}, "embed": {"size": embedding}, "layers": 1}
     encoder, decoder = stack | {"width": encoder_width}, stack | CAUSAL | {"width": decoder_width, "cross": True}
@@ -365,9 +363,9 @@ def pooling(
 ) -> Finding:
     """A prediction about a text can be made from any output vector of an encoder: first, last, another, or their mean.
 
-    A classifier needs one vector per text. In an encoder every output vector depends on every token, so any of them will
-    do; the mean of all is common too. With a causal mask the first vector depends on the first token alone, so a decoder
-    must classify from the last one, or from the mean.
+    A classifier needs one vector per text. In an encoder every output vector depends on every token, so any of them
+    will do; the mean of all is common too. With a causal mask the first vector depends on the first token alone, so a
+    decoder must classify from the last one, or from the mean.
     """
     ids = tokens(length)
     kinds: dict[str, Any] = {"first": "first", "last": "last", "mean": "mean", "third": {"kind": "at", "index": 2}}
@@ -391,59 +389,3 @@ def pooling(
     words = [f"token {i + 1}" for i in range(length)]
     title = "How much the logits change with each token"
     return Finding(tuple(checks), (Heatmap(title, rows, list(kinds), words, "vector", "changed token"),))
-
-
-# ---------------------------------------------------------------------------------------------------------------- drawings
-
-ENCODER_2017 = ("Multi-Head Attention", "Add & Norm", "Feed Forward", "Add & Norm")
-DECODER_2017 = ("Masked Multi-Head Attention", "Add & Norm", *ENCODER_2017)
-
-
-def drawing(spec: ModelSpec, title: str) -> Drawing:
-    """The drawing of a model, and its boxes as lines, from the input to the output."""
-    boxes = [box for box in layout_model(spec).all_boxes() if len(box.title) > 1 and box.slot != "heading"]
-    lines = [" · ".join(filter(None, (box.title, *box.lines, box.shape))) for box in boxes]
-    return Drawing(title, draw_model(spec, title=title), "\n".join(lines))
-
-
-def titles_in(spec: ModelSpec, name: str) -> str:
-    """The titles of the boxes of a layer, from its input to its output."""
-    boxes = [box for box in layout_model(spec).all_boxes() if box.name.startswith(f"{name}.") and len(box.title) > 1]
-    return " · ".join(box.title for box in boxes if box.slot != "label")
-
-
-@lab(
-    "shapes",
-    rows=("P9",),
-    seconds=(2, 2),
-    opposite={"preset": "gpt2"},
-    try_next=("--preset llama-7b", "--preset rnnsearch"),
-)
-def drawings(*, preset: Annotated[str, "published model beside the small ones"] = "transformer-base") -> Finding:
-    """Every model draws itself, and the drawing of the Transformer is that of its paper.
-
-    A model is described by its parts, and each part describes itself: its name, its sizes, what it reads. So the drawing
-    follows from the description alone. For the Transformer of 2017 it shows the two towers of figure 1 of its paper:
-    six layers each, Add & Norm after every sublayer, and an arrow from the encoder to the decoder's cross-attention.
-    """
-    small = {
-        "Encoder": {"encoder": STACK, "head": {"kind": "classes", "classes": 3}},
-        "Decoder": {"decoder": STACK | CAUSAL},
-        "Encoder–decoder": {"encoder": STACK, "decoder": STACK | CAUSAL | {"embed": "shared", "cross": True}},
-    }
-    figures = [drawing(read_model({"vocab": VOCAB} | tables), title) for title, tables in small.items()]
-    figures.append(drawing(read(preset), read_about(preset)["title"]))
-    well_formed = [ElementTree.fromstring(draw_model(read(name))).tag.endswith("svg") for name in names()]
-    spec, layout = read(preset), layout_model(read(preset))
-    arrows = [(arrow.source, arrow.target) for arrow in layout.arrows if arrow.style == "memory"]
-    counts = [box.title for box in layout.all_boxes() if box.slot == "label" and "×" in box.title]
-    return Finding(
-        (
-            equals("published models that are drawn", sum(well_formed), len(names())),
-            equals("encoder layer", titles_in(spec, "encoder.layers.0"), " · ".join(ENCODER_2017)),
-            equals("decoder layer", titles_in(spec, "decoder.layers.0"), " · ".join(DECODER_2017)),
-            equals("layers", ", ".join(counts), "6 ×, 6 ×"),
-            is_true("the encoder reaches cross-attention", arrows == [("encoder.output", "decoder.layers.0.cross")]),
-        ),
-        tuple(figures),
-    )
