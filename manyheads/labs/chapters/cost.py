@@ -54,7 +54,7 @@ def exponent(lengths: list[int], values: list[float]) -> float:
     rows=("M1",),
     seconds=(0.5, 0.5),
     opposite={"projections": True},
-    try_next=("--source 1000 --target 10", "--projections true"),
+    try_next=("--source 1000 --target 10", "--projections"),
 )
 def complexity_table(
     *,
@@ -198,7 +198,7 @@ def run_attention(length: int, k: int, *, fused: bool, repeats: int) -> tuple[in
     smallest={"repeats": 1},
     full={"repeats": 30},
     opposite={"fused": True},
-    try_next=("--fused true", "--width 16"),
+    try_next=("--fused", "--width 16"),
 )
 def measured_beside_counted(
     *,

@@ -47,7 +47,7 @@ def encode(text: str) -> tuple[np.ndarray, tuple[str, ...]]:
     rows=("H1",),
     seconds=(0.1, 0.1),
     opposite={"causal": False},
-    try_next=("--causal false", "--text 'to be or not to be'"),
+    try_next=("--no-causal", "--text 'to be or not to be'"),
 )
 def next_token_labels(
     *,
@@ -118,7 +118,7 @@ def distance_map(outputs: Tensor, places: list[str], *, keep_position: bool) -> 
     rows=("H2",),
     seconds=(0.1, 0.1),
     opposite={"keep_position": False},
-    try_next=("--position rope", "--keep-position false"),
+    try_next=("--position rope", "--no-keep-position"),
 )
 def masked_tokens_differ(
     *,
@@ -146,7 +146,7 @@ def masked_tokens_differ(
     rows=("H3",),
     seconds=(0.1, 0.1),
     opposite={"keep_position": True},
-    try_next=("--position learned", "--keep-position true"),
+    try_next=("--position learned", "--keep-position"),
 )
 def masked_positions(
     *,
@@ -284,11 +284,11 @@ def next_token_loss(model: nn.Module, windows: Tensor) -> Tensor:
 @lab(
     "objectives",
     rows=("H5",),
-    seconds=(6, 60),
+    seconds=(6, 50),
     smallest={"steps": 50},
     full={"steps": 2000},
     opposite={"shuffled": True},
-    try_next=("--shuffled true", "--steps 1000"),
+    try_next=("--shuffled", "--steps 1000"),
 )
 def labels_from_raw_text(
     *,

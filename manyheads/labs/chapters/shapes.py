@@ -113,7 +113,7 @@ def one_code_path(
     rows=("G2",),
     seconds=(0.1, 0.1),
     opposite={"causal": False},
-    try_next=("--causal false", "--length 20"),
+    try_next=("--no-causal", "--length 20"),
 )
 def encoder_with_mask(
     *,
@@ -177,7 +177,7 @@ def switch_off_cross_attention(model: Transformer, residual: str) -> None:
     rows=("G3",),
     seconds=(0.1, 0.1),
     opposite={"removed": False},
-    try_next=("--removed false", "--length 30"),
+    try_next=("--no-removed", "--length 30"),
 )
 def decoder_without_cross(
     *,
@@ -353,7 +353,7 @@ def sizes_that_differ(
     rows=("G7",),
     seconds=(0.1, 0.1),
     opposite={"causal": True},
-    try_next=("--causal true", "--length 12"),
+    try_next=("--causal", "--length 12"),
 )
 def pooling(
     *,
