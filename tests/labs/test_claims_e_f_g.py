@@ -5,7 +5,6 @@ Tolerances: float64 1e-10, float32 1e-5, unless the row says otherwise.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from functools import partial
 
@@ -225,73 +224,6 @@ def test_f7_the_number_of_layers_is_a_field_and_0_is_the_embeddings_alone(layers
 
 
 # ------------------------------------------------------------------------------------------------------- G: shapes
-
-
-def test_g1_three_shapes_are_one_code_path():
-    models = [random_model(spec) for spec in (kinds.encoder(), kinds.decoder(), kinds.pair())]
-    stacks = [stack for model in models for stack in (model.encoder, model.decoder) if stack]
-    assert len({type(model) for model in models}) == 1
-    assert len({type(layer) for stack in stacks for layer in stack.layers}) == 1
-
-
-def test_g2_decoder_only_is_an_encoder_with_a_causal_mask():
-    source = random_model(
-        read_model({"vocab": kinds.VOCAB, "encoder": kinds.stack(mask={"causal": True}, position="rope")}),
-        torch.float32,
-    )
-    target = random_model(kinds.decoder(position="rope"), torch.float32, seed=5)
-    target.load_state_dict(
-        {name.replace("encoder.", "decoder."): tensor for name, tensor in source.state_dict().items()}
-    )
-    torch.testing.assert_close(target(tokens()), source(tokens()), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("residual", ["pre", "post"])
-def test_g3_decoder_only_is_a_decoder_without_cross_attention(residual):
-    both = random_model(kinds.pair(position="rope", residual=residual), torch.float32)
-    target = random_model(kinds.decoder(position="rope", residual=residual), torch.float32, seed=5)
-    weights = {
-        name: tensor
-        for name, tensor in both.state_dict().items()
-        if name.startswith("decoder.") and ".cross." not in name
-    }
-    weights = {name: tensor for name, tensor in weights.items() if ".norms.1." not in name}
-    weights = {name.replace(".norms.2.", ".norms.1."): tensor for name, tensor in weights.items()}
-    weights["decoder.embed.table.weight"] = both.state_dict()["encoder.embed.table.weight"]
-    target.load_state_dict(weights)
-    with torch.no_grad():
-        for layer in both.decoder.layers:  # cross-attention removed: it adds zeros
-            layer.cross.output.weight.zero_()
-            layer.cross.output.bias.zero_()
-            if residual == "post":  # the norm after cross-attention goes with it
-                layer.residual.norms[1] = nn.Identity()
-    torch.testing.assert_close(target(tokens()), both(tokens(), tokens(seed=7)), rtol=1e-5, atol=1e-5)
-
-
-def test_g4_queries_come_from_the_decoder_keys_and_values_from_the_encoder():
-    model = random_model(kinds.pair())
-
-    def keys_and_values(target, source):
-        with record(model) as attentions:
-            out = model(target, source)
-        cross = [one for one in attentions if one.name.endswith("cross")]
-        content = b"".join(part.detach().numpy().tobytes() for one in cross for part in (one.key, one.value))
-        return hashlib.sha256(content).hexdigest(), out
-
-    first, out = keys_and_values(tokens(), tokens(seed=7))
-    second, _ = keys_and_values(tokens(seed=8), tokens(seed=7))
-    third, other = keys_and_values(tokens(), tokens(seed=9))
-    assert first == second != third
-    assert not torch.allclose(out, other)
-
-
-def test_g5_lengths_of_source_and_target_may_differ():
-    model = random_model(kinds.pair())
-    with record(model) as attentions:
-        model(torch.tensor([[1, 2]]), torch.tensor([[3, 4, 5]]))  # drive safe / conduis prudemment toi
-    weights = next(one.weights() for one in attentions if one.name == "decoder.layers.0.cross")
-    assert weights.shape == (1, kinds.HEADS, 2, 3)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(1, kinds.HEADS, 2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("attention", choices("attention"), ids=kind_id)

@@ -17,7 +17,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import LENGTH, choices, kind_id, random_model, tokens
-from raising import raises
 from small_attention import make_mask, plain, positions, seeds
 from small_runs import train_and_evaluate
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,13 +40,11 @@ from manyheads.tasks.auxiliary import (
 )
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, SpecialTokens
 from manyheads.tasks.images import MaeSpec
-from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec
-from manyheads.tasks.task import TaskSpec
+from manyheads.tasks.language import CausalSpec, MaskedSpec
 from manyheads.training.evaluator import evaluate
 from manyheads.training.loop import train_events
 from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
-from manyheads.training.suggest import choose_architecture
 
 # --------------------------------------------------------------------------------------------------- H: objectives
 
@@ -116,22 +113,6 @@ def test_h2_h3_masked_patches_differ_by_their_positions_alone():
         outputs[position] = model(batch.inputs, batch.source)[batch.targets != IGNORE_INDEX]
     assert (torch.pdist(outputs["sinusoidal"]) > 1e-3).all()
     assert torch.pdist(outputs["none"]).max() <= 1e-6
-
-
-def test_h4_a_quarter_of_an_infilled_text_is_missing():
-    """prefix M suffix M content: how much is content; that the parts give the text back is tested in tests/tasks."""
-    rng, special, text = np.random.default_rng(0), SpecialTokens(vocab_size=1000), np.arange(5, 905)
-    shares, lengths = [], []
-    for _ in range(400):
-        batch = InfillSpec(block_size=128).batch([(text,)] * 8, special, rng)
-        for row in batch.targets.tolist():
-            real = [token for token in row if token != IGNORE_INDEX]
-            _, second = (i for i, token in enumerate(real) if token == special.mask)
-            assert set(row[len(real) :]) <= {IGNORE_INDEX}, "padding is not in the loss"
-            lengths.append(len(real) - 3)
-            shares.append((len(real) - second - 2) / lengths[-1])
-    assert np.mean(shares) == pytest.approx(0.25, rel=0.02)
-    assert (min(lengths), max(lengths)) == (4, 112)
 
 
 def test_h5_pretraining_needs_one_plain_text_file(tmp_path):
@@ -440,19 +421,3 @@ def test_o4_trained_vectors_retrieve_better_than_chance(tmp_path):
     assert report["documents"] > 3 * report["rows"], "documents of the training set are ranked too"
     assert model["mrr@10"] > 3 * chance["mrr@10"]
     assert model["recall@10"] > 3 * chance["recall@10"]
-
-
-@pytest.mark.parametrize(
-    ("task", "architecture"),
-    [
-        ("summarise", "encoder-decoder"), ("translate", "encoder-decoder"), ("classify", "encoder"),
-        ("retrieval", "encoder"), ("causal", "decoder"), ("mae", "encoder-decoder"),
-    ],
-)  # fmt: skip
-def test_o5_a_task_has_a_default_architecture(task, architecture):
-    spec = TaskSpec.kinds[task]
-    assert choose_architecture(spec, None) == architecture
-    for other in spec.architectures:
-        assert choose_architecture(spec, other.replace("–", "-")) == other
-    with raises("usage.argument", architecture, "sideways"):
-        choose_architecture(spec, "sideways")
