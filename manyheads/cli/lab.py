@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from manyheads.labs.lab import Lab, LabRun, Parameter, Size
     from manyheads.labs.results import Outcome
 
+MAX_NOTE = 40  # characters beside the bar
+
 lab_app = typer.Typer(
     help="Run the claims about attention, and judge them.", rich_markup_mode=None, no_args_is_help=True
 )
@@ -231,10 +233,12 @@ def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> li
     from manyheads.labs.results import available_cores
 
     with Progress(f"running {len(labs)} labs") as progress:
-        return run_labs(
-            labs, at=size, seed=seed, jobs=jobs or available_cores(),
-            on_lab=lambda ended, running: progress.update("lab", ended, len(labs), ", ".join(running)),
-        )  # fmt: skip
+
+        def show(ended: int, running: Sequence[str]) -> None:
+            note = ", ".join(running)
+            progress.update("lab", ended, len(labs), note if len(note) <= MAX_NOTE else f"{note[:MAX_NOTE]}…")
+
+        return run_labs(labs, at=size, seed=seed, jobs=jobs or available_cores(), on_lab=show)
 
 
 # ------------------------------------------------------------------------------------------------------------ notebook
