@@ -51,6 +51,7 @@ def lab_list(
     """
     from manyheads.labs.claims import read_claims
     from manyheads.labs.lab import all_labs
+    from manyheads.labs.views.explain import claims_of
 
     claims = read_claims()
     if rows:
@@ -58,10 +59,11 @@ def lab_list(
     elif as_json:
         print_json({"schema": 1, "labs": [lab_tree(lab) for lab in all_labs().values()]})
     else:
-        table = new_table(["lab", "claim", "rows and errata"], ["seconds", "with --full"])
+        table = new_table(["lab", "claim", "rows and errata", "place"], ["seconds", "with --full"])
         for lab in all_labs().values():
             judged = " ".join([*lab.rows, *(f"erratum {name}" for name in lab.errata)])
-            table.add_row(lab.id, lab.title, judged, *(f"{seconds:,.1f}" for seconds in lab.seconds))
+            places = "; ".join(dict.fromkeys(row.source for row in claims_of(lab)))
+            table.add_row(lab.id, lab.title, judged, places, *(f"{seconds:,.1f}" for seconds in lab.seconds))
         stdout().print(table)
 
 
