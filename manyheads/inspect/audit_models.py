@@ -90,7 +90,7 @@ class ManyheadsModel(RandomInputs):
         return self.checkpoint.logits(patches[:, : int(patches.shape[1] * (1 - ratio))], patches)
 
     def record_attentions(self, ids: Tensor, target: Tensor | None) -> Sequence[RecordedAttention]:
-        with record(self.model, activations=False) as tape:
+        with record(self.model) as tape:
             self.logits(ids, target=target)
         return tape
 
@@ -120,8 +120,10 @@ class ManyheadsModel(RandomInputs):
             for module in self.model.modules()
             if isinstance(module, Attention) and module.core is recorded_attention.core
         )
-        heads = weight.shape[1] // recorded_attention.value.shape[-1]
-        value_BHMK = recorded_attention.value.repeat_interleave(heads // recorded_attention.value.shape[1], dim=1)
+        value = recorded_attention.value
+        assert value is not None
+        heads = weight.shape[1] // value.shape[-1]
+        value_BHMK = value.repeat_interleave(heads // value.shape[1], dim=1)
         output_BHMD = torch.einsum("bhmk,dhk->bhmd", value_BHMK, weight.unflatten(1, (heads, -1)))
         return int((output_BHMD == 0).all(dim=3).all(dim=2).all(dim=0).sum())
 

@@ -43,10 +43,10 @@ class RecordedAttention(ShownInNotebook):
     core: Core
     query: Tensor
     key: Tensor
-    value: Tensor
     mask: Mask
     positions: Positions
     bias: Tensor | None
+    value: Tensor | None = None  # only if activations are recorded: the weights do not need it
     output: Tensor | None = None  # of each head, B×H×L×K, if activations are recorded
 
     def weights(self, head: Index = None, rows: Index = None, columns: Index = None) -> Tensor:
@@ -89,14 +89,26 @@ class RecordedAttention(ShownInNotebook):
     @torch.no_grad()
     def difference(self) -> float:
         """The largest difference between weights @ v, computed now, and the recorded output."""
-        if self.output is None:
+        if self.value is None or self.output is None:
             raise UsageError("the output was not recorded", hint="record(model, activations=True)")
         if self.core.training and self.core.dropout:
             raise UnsupportedError("dropout changed the recorded output; record in evaluation mode, model.eval()")
-        value, largest = repeat_kv(self.value, self.query), 0.0
-        for rows, columns, _ in Core.blocks(self.core, self.query, self.key, self.mask):
-            expected = self.weights(rows=rows, columns=columns) @ value[:, :, columns]
-            largest = max(largest, float((expected - self.output[:, :, rows]).abs().max()))
+        return self.check()["difference"]
+
+    @torch.no_grad()
+    def check(self) -> dict[str, float]:
+        """The largest error of the weights: of the sum of a row, of a masked key, and of weights @ v, if recorded."""
+        value = None if self.value is None else repeat_kv(self.value, self.query)
+        largest = {"row_sum": 0.0, "masked": 0.0}
+        for rows, columns, mask in Core.blocks(self.core, self.query, self.key, self.mask):
+            weights = self.weights(rows=rows, columns=columns)
+            total = weights.sum(dim=-1).float()
+            errors = {"row_sum": torch.where(total == 0, 0, total - 1)}  # a row without a visible key has only zeros
+            if mask.dense is not None:
+                errors["masked"] = weights.masked_fill(mask.dense, 0)
+            if value is not None and self.output is not None:
+                errors["difference"] = weights @ value[:, :, columns] - self.output[:, :, rows]
+            largest |= {name: max(largest.get(name, 0.0), float(error.abs().max())) for name, error in errors.items()}
         return largest
 
     @property
@@ -237,9 +249,8 @@ def record(model: nn.Module, only: Core | None = None, *, activations: bool = Tr
         def keep(core: Core, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None = None) -> None:
             query, key, value = args
             mask, positions, bias = kwargs["mask"], kwargs["positions"], kwargs.get("bias")
-            tape.attentions.append(
-                RecordedAttention(next(names), core, query, key, value, mask, positions, bias, output)
-            )
+            kept = {"value": value, "output": output} if activations else {}
+            tape.attentions.append(RecordedAttention(next(names), core, query, key, mask, positions, bias, **kept))
 
         return keep
 

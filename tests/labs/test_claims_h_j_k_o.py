@@ -288,7 +288,7 @@ def near_cost(core, q, k, *, max_cost, **mask):
     """The sum over all rows of one recorded attention."""
     length = q.shape[2]
     attention = RecordedAttention(
-        "x", core, q, k, q, make_mask(length, length, **mask), positions(length, length), None
+        "x", core, q, k, make_mask(length, length, **mask), positions(length, length), None
     )  # fmt: skip
     attention_layer = AttentionLayer("x", "self", "decoder", 0, 1, MaskSpec())
     near = AuxiliaryLossSpec.choose({"kind": "near", "max_cost": max_cost})
