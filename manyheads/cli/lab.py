@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from manyheads.labs.lab import Lab, LabRun, Parameter, Size
     from manyheads.labs.results import Outcome
 
+MAX_NOTE = 40  # characters beside the bar
+
 lab_app = typer.Typer(
     help="Run the claims about attention, and judge them.", rich_markup_mode=None, no_args_is_help=True
 )
@@ -49,6 +51,7 @@ def lab_list(
     """
     from manyheads.labs.claims import read_claims
     from manyheads.labs.lab import all_labs
+    from manyheads.labs.views.explain import claims_of
 
     claims = read_claims()
     if rows:
@@ -56,10 +59,11 @@ def lab_list(
     elif as_json:
         print_json({"schema": 1, "labs": [lab_tree(lab) for lab in all_labs().values()]})
     else:
-        table = new_table(["lab", "claim", "rows and errata"], ["seconds", "with --full"])
+        table = new_table(["lab", "claim", "rows and errata", "place"], ["seconds", "with --full"])
         for lab in all_labs().values():
             judged = " ".join([*lab.rows, *(f"erratum {name}" for name in lab.errata)])
-            table.add_row(lab.id, lab.title, judged, *(f"{seconds:,.1f}" for seconds in lab.seconds))
+            places = "; ".join(dict.fromkeys(row.source for row in claims_of(lab)))
+            table.add_row(lab.id, lab.title, judged, places, *(f"{seconds:,.1f}" for seconds in lab.seconds))
         stdout().print(table)
 
 
@@ -231,10 +235,12 @@ def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> li
     from manyheads.labs.results import available_cores
 
     with Progress(f"running {len(labs)} labs") as progress:
-        return run_labs(
-            labs, at=size, seed=seed, jobs=jobs or available_cores(),
-            on_lab=lambda ended, running: progress.update("lab", ended, len(labs), ", ".join(running)),
-        )  # fmt: skip
+
+        def show(ended: int, running: Sequence[str]) -> None:
+            note = ", ".join(running)
+            progress.update("lab", ended, len(labs), note if len(note) <= MAX_NOTE else f"{note[:MAX_NOTE]}…")
+
+        return run_labs(labs, at=size, seed=seed, jobs=jobs or available_cores(), on_lab=show)
 
 
 # ------------------------------------------------------------------------------------------------------------ notebook

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Protocol
@@ -18,6 +19,7 @@ from manyheads.labs.results import LabError, Outcome
 
 FORK = multiprocessing.get_context("fork")  # a child has the labs of a --parts file without reading it again
 MESSAGE_SECONDS = 0.2  # between messages about progress
+SLOW_IMPORT = "torch._dynamo"  # seconds, when a model is built; imported once here and not in every process
 
 
 class OnLab(Protocol):
@@ -37,11 +39,12 @@ class Job:
     progress: str = ""
 
     def __str__(self) -> str:
-        return f"{self.lab.id} ({self.progress})" if self.progress else self.lab.id
+        return f"{self.lab.id} {self.progress}".strip()
 
 
 def run_labs(labs: Sequence[Lab], *, at: Size, seed: int, jobs: int, on_lab: OnLab) -> list[Outcome]:
     """The outcome of each lab, in their order. The numbers do not depend on `jobs`."""
+    import_module(SLOW_IMPORT)
     outcomes = dict[int, Outcome]()
     # the longest first, so that none is left alone at the end
     waiting = sorted(range(len(labs)), key=lambda index: labs[index].seconds[at == "full"])
@@ -91,7 +94,7 @@ def run_and_send(sender: Connection, lab: Lab, at: Size, seed: int) -> None:
         nonlocal last
         if time.monotonic() - last > MESSAGE_SECONDS:
             last = time.monotonic()
-            sender.send(f"{name} {done:,} of {total:,}")
+            sender.send(f"{done:,}/{total:,}")
 
     try:
         run = run_lab(lab, at=at, seed=seed, progress=send_progress)

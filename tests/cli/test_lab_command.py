@@ -126,7 +126,9 @@ def test_one_lab_prints_a_page(own):
     assert "manyheads lab run drawn-numbers --count 3 --no-upper" in done.stdout
     assert "manyheads lab run drawn-numbers --count 7" in done.stdout
     assert re.search(r"manyheads lab run drawn-numbers --bound 2 .*the claim fails", done.stdout)
-    assert "A lab that raises" not in done.stdout
+    assert "def drawn_numbers(" in done.stdout
+    assert "@lab" not in done.stdout
+    assert done.stdout.count("have a mean above 0") == 1, "the code has no docstring"
 
 
 def test_flags_and_sizes_set_parameters(own):

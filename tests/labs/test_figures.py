@@ -26,7 +26,8 @@ BARS = Bars("Scores", "BLEU", {"none": -2.0, "sinusoidal": 34.5, "a": 0.0}, {"no
 MATRIX = Heatmap("Weights", [[1.0, None], [0.25, -0.75]], ["the", "dog"], ["the", "dog"], "query", "key")
 LARGE = Heatmap("Large", [[None if j > i else math.cos(i - j) for j in range(120)] for i in range(120)])
 TABLE = Table("Costs", ["part", "count"], [["encoder", 1048576], ["all", None]])
-DRAWN = [LINES, replace(LINES, log_x=True, log_y=True), BARS, MATRIX, LARGE]
+CLOSE = Lines("Close lengths", "length", "y", {"": [(x, 1.0) for x in (1000, 1001, 1002, 2000)]}, log_x=True)
+DRAWN = [LINES, replace(LINES, log_x=True, log_y=True), CLOSE, BARS, MATRIX, LARGE]
 HOSTILE = "<script>alert('x')</script> & \x00"
 numbers = st.floats(-1e12, 1e12).map(lambda x: x if abs(x) > 1e-12 else 0.0)
 
@@ -51,7 +52,11 @@ def test_a_linear_axis_holds_its_values_between_even_ticks(values, zero, ticks):
     assert len(set(axis.labels)) == len(axis.labels), axis.labels
 
 
-@given(values=st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=20), ticks=st.integers(2, 10))
+positive = st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=20)
+lengths = st.lists(st.integers(1, 4096).map(float), min_size=1, max_size=8)  # few: all of them are ticks
+
+
+@given(values=positive | lengths, ticks=st.integers(2, 10))
 def test_a_logarithmic_axis_holds_its_values(values, ticks):
     axis = make_axis(values, log=True, max_ticks=ticks)
     assert all(-1e-6 <= axis.share(value) <= 1 + 1e-6 for value in values)
