@@ -172,7 +172,7 @@ def forward_seconds(model: nn.Module, ids: Tensor, repeats: int = 5) -> float:
     return min(times)
 
 
-@lab("heads", rows=("C7",), seconds=(3, 8), smallest={"tokens": 8}, full={"tokens": 256}, opposite={"missing": 1},
+@lab("heads", rows=("C7",), seconds=(3, 3), smallest={"tokens": 8}, opposite={"missing": 1},
      try_next=("--tokens 100", "--tokens 20"))  # fmt: skip
 def more_heads_fewer_layers(
     *,

@@ -90,7 +90,7 @@ def links(one: Sentence) -> tuple[str, list[Link]]:
     return " ".join(words), [(place, place - 1, f"word before {tag}"), (place, subject, "subject")]
 
 
-@lab("heads", rows=("C6", "P12"), seconds=(6, 40), smallest={"steps": 300, "sentences": 100}, full={"steps": 2000},
+@lab("heads", rows=("C6", "P12"), seconds=(5, 12), smallest={"steps": 300, "sentences": 100}, full={"steps": 1000},
      opposite={"steps": 0}, try_next=("--heads 1", "--heads 4"))  # fmt: skip
 def what_heads_find(
     *,
