@@ -17,7 +17,7 @@ from torch import nn
 
 from manyheads import build, read_model
 from manyheads.model.recording import record
-from manyheads.parts.attention import HeadsSpec, NarrowSpec, WideSpec
+from manyheads.parts.attention import HeadsSpec
 from manyheads.parts.core import DotSpec
 from manyheads.parts.norm import NoNormSpec
 from manyheads.parts.position import ClippedSpec, LearnedSpec, Positions, SinusoidalSpec
@@ -47,36 +47,6 @@ def test_c1_split_heads_are_torch_multi_head_attention(heads, size, seed):
     x, memory, context = torch.randn(2, 4, width), torch.randn(2, 6, width), attention_context(4, 6)
     expected, _ = theirs(x, memory, memory)
     torch.testing.assert_close(ours(x, ours.key_value(memory, context), context), expected, rtol=1e-5, atol=1e-5)
-
-
-@given(heads=st.integers(1, 4), width=st.integers(1, 8))
-def test_c2_wide_heads_have_four_times_heads_times_width_squared_parameters(heads, width):
-    attention = WideSpec(heads=heads, bias=False, output_bias=False).build(width, DotSpec())
-    assert count(attention) == 4 * heads * width**2
-    x, context = torch.randn(1, 3, width), attention_context(3, 3)
-    assert attention(x, attention.key_value(x, context), context).shape == (1, 3, width)
-
-
-@given(heads=st.integers(1, 4), size=st.integers(1, 5))
-def test_c3_narrow_heads_read_their_own_chunk_and_have_fewer_parameters(heads, size):
-    width = heads * size
-    attention = NarrowSpec(heads=heads, bias=False, output_bias=False).build(width, DotSpec())
-    assert count(attention) == 3 * width**2 // heads + width**2
-    x = torch.randn(1, 3, width)
-    changed = x.clone()
-    changed[..., -1] += 1
-    assert torch.equal(attention.query(x)[:, :-1], attention.query(changed)[:, :-1]), "a head reads its own chunk only"
-
-
-def test_c4_dropout_is_off_in_evaluation_and_keeps_the_mean_in_training():
-    core = DotSpec(dropout=0.1).build(1, 8, 8)
-    q, k, v = torch.randn(3, 1, 1, 16, 8).unbind(0)
-    context = {"mask": make_mask(16, 16), "positions": positions(16, 16)}
-    steady = core.eval()(q, k, v.abs(), **context)
-    assert torch.equal(steady, core(q, k, v.abs(), **context))
-    core.train()
-    mean = torch.stack([core(q, k, v.abs(), **context) for _ in range(3000)]).mean(dim=0)
-    torch.testing.assert_close(mean, steady, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize("kind", SLOTS["residual"].kinds)
