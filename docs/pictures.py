@@ -76,7 +76,7 @@ def write_dates_figure(checkpoint: Checkpoint, path: Path) -> None:
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     figure.get_layout_engine().set(h_pad=0.12)
     for axes, date in zip(figure.subplots(1, len(DATES)), DATES, strict=True):
-        texts = forward.read(checkpoint, forward.Request(date))
+        texts = forward.read(checkpoint, forward.ForwardRequest(date))
         tape, _ = forward.forward(checkpoint, texts, (), MAX_BYTES)
         weights_LM = tape.weights("decoder.layers.1.cross")[0].mean(dim=0)
         generated = texts["target"].tokens[1:]

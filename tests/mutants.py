@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -41,6 +42,7 @@ REFERENCE = (
 )
 TIMEOUT = 1500  # seconds; a fault that hangs has been noticed
 FIRST_SECONDS = 60
+PARSING = threading.Lock()  # ast.parse in two threads at once raises SystemError in Python 3.11
 CONFIG = """[run]
 data_file = {data}
 source = {package}
@@ -108,7 +110,8 @@ def change_of(node):
 
 def plant(file, number, target):
     """Writes the file with the fault to `target`; returns the line and the change."""
-    tree = ast.parse(file.read_text())
+    with PARSING:
+        tree = ast.parse(file.read_text())
     parent, field, index = list(sites(tree))[number]
     value = getattr(parent, field)
     node = value if index is None else value[index]
@@ -187,7 +190,7 @@ class Coverage:
         """
         by_line = self.data.contexts_by_lineno(self.files[str(file.relative_to(ROOT / "manyheads"))])
         covering = {number: self.names(contexts) for number, contexts in by_line.items()}
-        of_line = next((covering[one] for one in range(line, line - 4, -1) if covering.get(one)), set())
+        of_line = next((covering[item] for item in range(line, line - 4, -1) if covering.get(item)), set())
         of_file = set().union(*covering.values(), {REFERENCE} & self.seconds.keys()) - of_line
         return [sorted(tests, key=self.seconds.__getitem__) for tests in (of_line, of_file)]
 

@@ -82,7 +82,7 @@ def reads_a_file(node):
     if not isinstance(node, ast.Call):
         return False
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-    modes = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
     method = isinstance(node.func, ast.Attribute)
     return (name in ("read_text", "read_bytes") and method) or (name == "open" and not set("wx") & {*"".join(modes)})
 

@@ -215,7 +215,7 @@ class Checkpoint:
             warnings.warn(f"{count:,} of {len(texts):,} texts were truncated to {limit:,} tokens", stacklevel=3)
         return [encoding.ids for encoding in encodings]
 
-    def rows_of(self, prompts: Sequence[Any]) -> list[list[int]]:
+    def to_input_ids(self, prompts: Sequence[Any]) -> list[list[int]]:
         """The ids of each text, or rows of ids as they are."""
         if all_texts(prompts):
             return self.encode_ids(prompts)
@@ -311,7 +311,7 @@ class Checkpoint:
         self.check_reads_text()
         is_list = is_batch(prompt)
         prompts: Sequence[Any] = prompt if is_list else [prompt]
-        is_text, rows = all_texts(prompts), self.rows_of(prompts)
+        is_text, rows = all_texts(prompts), self.to_input_ids(prompts)
         outputs = dict(self.generator.texts(rows, config))
         results: list[Any] = [outputs[i] for i in range(len(rows))]
         warn_notes(text for texts in results for text in texts)

@@ -43,7 +43,7 @@ def score(
             start = decoder_start_token_id
         rows = [
             replace(row, ids=[start_token(start), *row.ids], first=row.first + 1, source=ids)
-            for row, ids in zip(rows, checkpoint.rows_of(sources), strict=True)
+            for row, ids in zip(rows, checkpoint.to_input_ids(sources), strict=True)
         ]
     scores = score_rows(checkpoint.model, rows, window=checkpoint.context_length, stride=stride)
     name, results = checkpoint.generator.token_name, []

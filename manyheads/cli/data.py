@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from manyheads.data.source import Corpus
-    from manyheads.data.tokenized import TokenRows
+    from manyheads.data.tokenized import TokenizedDataset
     from manyheads.spec import Tree
     from manyheads.training.run import RunSpec
 
@@ -105,7 +105,7 @@ def data_show(
 
 def describe_data(target: Path, overrides: list[str]) -> Tree:
     """Returns counts, lengths, padding and a few rows of a run's data, or of a folder of tokenized data."""
-    from manyheads.data.tokenized import TokenizedRows, TokenizedSpec
+    from manyheads.data.tokenized import OnDiskDataset, TokenizedSpec
     from manyheads.training.estimate import estimate_epoch
     from manyheads.training.preparation import prepare
     from manyheads.training.run import read_run_file
@@ -114,30 +114,34 @@ def describe_data(target: Path, overrides: list[str]) -> Tree:
         if overrides:
             raise UsageError(f"{target} is tokenized data, which has no fields to override")
         corpus = TokenizedSpec(path=str(target)).load()
-        return describe_rows(corpus, TokenizedRows(target)) | {"batches": None, "padding": None, "batch_tokens": None}
+        return describe_dataset(corpus, OnDiskDataset(target)) | {
+            "batches": None,
+            "padding": None,
+            "batch_tokens": None,
+        }
     path = target / "run.toml" if target.is_dir() else target
     if not path.is_file():
         raise ConfigFileError(f"{target} is not a run file, a run folder or a folder of tokenized data")
     run = prepare(read_run_file(path, overrides))
     epoch = estimate_epoch(run)
     batches = {"batches": epoch.batches, "padding": epoch.padding, "batch_tokens": run.spec.train.batch_tokens}
-    return describe_rows(run.corpus, run.train_rows) | batches
+    return describe_dataset(run.corpus, run.train_dataset) | batches
 
 
-def describe_rows(corpus: Corpus, rows: TokenRows) -> Tree:
+def describe_dataset(corpus: Corpus, dataset: TokenizedDataset) -> Tree:
     from collections import Counter
 
     from manyheads.data.source import NON_TEXT_FIELDS
 
     labels = [row[corpus.fields.index("label")] for row in corpus.train] if "label" in corpus.fields else []
-    texts = [name for name in rows.fields if name not in NON_TEXT_FIELDS]
+    texts = [name for name in dataset.fields if name not in NON_TEXT_FIELDS]
     return {
         "schema": 1,
         "description": corpus.description,
         "fields": corpus.fields,
         "rows": {name: len(split) for name, split in corpus.splits.items()},
         "classes": dict(Counter(map(str, labels)).most_common()),
-        "lengths": {name: describe_lengths(rows.lengths(name)) for name in texts},
+        "lengths": {name: describe_lengths(dataset.lengths(name)) for name in texts},
         "samples": [dict(zip(corpus.fields, map(text_of, row), strict=True)) for row in corpus.train[:SAMPLES]],
     }
 

@@ -31,14 +31,6 @@ if TYPE_CHECKING:
     from manyheads.inspect.measure import HeadPattern
 
 MIN_COUNT = 10
-PATTERNS = {
-    "previous": "the token before",
-    "next": "the token after",
-    "first": "the first token",
-    "self": "the token itself",
-    "same": "other occurrences of the token",
-    "induction": "the token after an earlier occurrence",
-}
 
 
 def check_file(file: Path) -> Path:
@@ -143,18 +135,18 @@ def print_relations(found: Sequence[RelationHead], rows: Rows, *, as_json: bool)
     from dataclasses import asdict
 
     if as_json:
-        relations = [asdict(one) | {"is_better": one.is_better} for one in found]
+        relations = [asdict(relation) | {"is_better": relation.is_better} for relation in found]
         print_json({"schema": 1} | rows.counts() | {"relations": relations})
         return
     table = new_table(["relation", "best head"], ["links", "accuracy", "best offset", "its accuracy", ""])
-    for one in found:
+    for relation in found:
         table.add_row(
-            one.relation, f"{one.attention}, head {one.head}" if one.attention else "none",
-            f"{one.count:,}", f"{one.accuracy:.1%}",
-            f"{one.offset:+d}", f"{one.offset_accuracy:.1%}", "better" if one.is_better else "",
+            relation.relation, f"{relation.attention}, head {relation.head}" if relation.attention else "none",
+            f"{relation.count:,}", f"{relation.accuracy:.1%}",
+            f"{relation.offset:+d}", f"{relation.offset_accuracy:.1%}", "better" if relation.is_better else "",
         )  # fmt: skip
     stdout().print(table)
-    better = sum(one.is_better for one in found)
+    better = sum(relation.is_better for relation in found)
     stdout().print(f"In {better:,} of {len(found):,} relations the best head is better than the best offset.")
 
 
@@ -172,14 +164,17 @@ def find_patterns(rows: Rows) -> list[HeadPattern]:
     return found
 
 
-def print_patterns(found: Sequence[HeadPattern], rows: Rows, *, as_json: bool) -> None:
+def print_patterns(heads: Sequence[HeadPattern], rows: Rows, *, as_json: bool) -> None:
+    from manyheads.inspect.measure import PATTERNS
+
     if as_json:
-        measures = [{"attention": one.attention, "head": one.head} | one.measures for one in found]
+        measures = [{"attention": head.attention, "head": head.head} | head.measures for head in heads]
         print_json({"schema": 1} | rows.counts() | {"heads": measures})
         return
     table = new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
-    for name, meaning in PATTERNS.items():
-        best = max(found, key=lambda one: one.measures[name])
-        mean = sum(one.measures[name] for one in found) / len(found)
-        table.add_row(name, meaning, f"{best.attention}, head {best.head}", f"{best.measures[name]:.1%}", f"{mean:.1%}")
+    for name, pattern in PATTERNS.items():
+        best = max(heads, key=lambda head: head.measures[name])
+        mean = sum(head.measures[name] for head in heads) / len(heads)
+        where = f"{best.attention}, head {best.head}"
+        table.add_row(name, pattern.meaning, where, f"{best.measures[name]:.1%}", f"{mean:.1%}")
     stdout().print(table)

@@ -50,8 +50,8 @@ EncodingErrors = Annotated[
 ]
 
 
-class LineModel(Protocol):
-    """A model that is applied to many texts."""
+class TextProcessor(Protocol):
+    """Gives a result for each of many texts, with a model."""
 
     def results(self, texts: Sequence[str], errors: dict[int, InputError]) -> Iterator[tuple[int, Tree]]:
         """Yields the index and the result for each text; one that cannot be read has its error in `errors`."""
@@ -122,17 +122,17 @@ def read_whole(lines: LineReader) -> str:
     return text
 
 
-def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *, as_json: bool) -> None:
+def process_lines(lines: LineReader, path: str, load: Callable[[], TextProcessor], *, as_json: bool) -> None:
     """Prints one line per line of input, in the same order: its result, nothing for a blank one, or its error."""
     chunks = read_chunks(lines)
     first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
     key_counts, note_counts, notes, count, num_failed = Counter[str](), Counter[str](), Counter[str](), 0, 0
     with Progress(f"loading {path}") as progress:
-        model, start = load(), time.monotonic()
+        processor, start = load(), time.monotonic()
         for chunk in chain([first], chunks):
             results: list[Tree | ManyheadsError | None] = [lines_error(lines, number) for number, _ in chunk]
             index, errors = [i for i, (_, text) in enumerate(chunk) if text.strip()], dict[int, InputError]()
-            for i, result in model.results([chunk[i][1] for i in index], errors):
+            for i, result in processor.results([chunk[i][1] for i in index], errors):
                 results[index[i]] = result
                 count += 1
                 key_counts.update(name for name in NOTES if name in result)
@@ -146,7 +146,7 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], LineModel], *
             num_failed += sum(isinstance(result, ManyheadsError) for result in results)
             with progress.pause():
                 for line_result in results:
-                    print_result(line_result, model, as_json=as_json)
+                    print_result(line_result, processor, as_json=as_json)
     print_warnings(lines)
     for name in key_counts:
         print_note(f"{lines.path}: {note_counts[name]:,} of {count:,} texts {NOTES[name]}")
@@ -167,14 +167,14 @@ def lines_error(lines: LineReader, number: int) -> ManyheadsError | None:
     return lines.errors.pop(number, None) if lines.errors else None
 
 
-def print_result(result: Tree | ManyheadsError | None, model: LineModel, *, as_json: bool) -> None:
+def print_result(result: Tree | ManyheadsError | None, processor: TextProcessor, *, as_json: bool) -> None:
     """Prints one line for a result, for an error, whose message goes to standard error, or for a blank line."""
     if isinstance(result, ManyheadsError):
         print_json(error_report(result)) if as_json else print_note(f"manyheads: {result}")
     elif as_json:
         print_json({"schema": 1} | result if result else None)
     if not as_json:
-        typer.echo(model.format_line(result) if isinstance(result, dict) else "")
+        typer.echo(processor.format_line(result) if isinstance(result, dict) else "")
 
 
 def read_chunks(lines: LineReader) -> Iterator[list[tuple[int, str]]]:

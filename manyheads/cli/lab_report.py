@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 STYLES = {
     "holds": "green", "holds with a correction": "yellow", "undecided at this size": "yellow", "fails": "bold red",
-    "error": "bold red", "tested": "green",
+    "error": "bold red", "tested": "green", "shown": "green",
 }  # fmt: skip
 PROSE_WIDTH = 90
 
@@ -144,16 +144,20 @@ def print_claims(
     if as_json:
         print_json({"schema": 1} | trees)
         return
-    for name, title in (("rows", "row"), ("errata", "erratum")):
+    for name, key in (("rows", "row"), ("errata", "erratum")):
         if not trees[name]:
             continue
-        verdicts = ["verdict"] if outcomes else []
-        table = new_table([title, *verdicts, "claim" if title == "row" else "what is true", "place", "shown by"])
+        more = ["verdict"] if outcomes else ["place"]
+        table = new_table([key, more[0], "claim" if key == "row" else "what is true", "shown by"])
         for tree in trees[name]:
-            verdict = [
-                Text(f"{MARKS[tree['verdict']]} {tree['verdict'] or 'not run'}", STYLES.get(tree["verdict"], ""))
-            ]
-            claim = tree["claim"] if title == "row" else tree["correction"]
-            shown = ", ".join(tree["labs"] or tree["tests"]) or "nothing"
-            table.add_row(tree[title], *(verdict if outcomes else []), claim, tree["source"], shown)
+            verdict = Text(f"{MARKS[tree['verdict']]} {tree['verdict'] or 'not run'}", STYLES.get(tree["verdict"], ""))
+            claim = tree["claim"] if key == "row" else tree["correction"]
+            table.add_row(tree[key], verdict if outcomes else tree["source"], claim, shown_by(tree))
         stdout().print(table)
+
+
+def shown_by(tree: dict[str, Any]) -> str:
+    """The labs of a claim, or the first of its tests."""
+    tests = tree["tests"]
+    more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+    return ", ".join(tree["labs"]) or (tests[0] + more if tests else "nothing")

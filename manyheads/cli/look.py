@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from manyheads.checkpoint.checkpoint import Checkpoint
-    from manyheads.studio.views import Run
+    from manyheads.studio.views import ForwardPass
 
 STUDIO_HINT = "pip install 'manyheads[studio]'"
 NAME_WIDTH = 16  # characters of a token's name in a terminal
@@ -88,11 +88,11 @@ def look(
     """
     prints = terminal or png is not None
     check_options(html, png, prints, given=[layer, head, attention])
-    check_page_options(compare, state, port, opens=not prints and html is None)
+    check_page_options(compare, state, port, no_browser, opens=not prints and html is None)
     if not prints and find_spec("fastapi") is None:
         raise MissingExtraError("the page needs FastAPI and uvicorn", hint=STUDIO_HINT)
     with Progress(f"loading {path}"):
-        checkpoints = [load_checkpoint(one, device) for one in (path, *(compare or ()))]
+        checkpoints = [load_checkpoint(name, device) for name in (path, *(compare or ()))]
     if prints:
         show_head(checkpoints[0], text, target, attention, layer, head, terminal=terminal, png=png)
     elif html is not None:
@@ -107,7 +107,7 @@ def check_options(html: Path | None, png: Path | None, prints: bool, *, given: S
 
     if html is not None and prints:
         raise UsageError("give --html or --terminal and --png, not both")
-    if not prints and any(one is not None for one in given):
+    if not prints and any(option is not None for option in given):
         raise UsageError("--layer, --head and --attention are for --terminal and --png")
     for path in (html, png):
         if path is not None:
@@ -116,12 +116,13 @@ def check_options(html: Path | None, png: Path | None, prints: bool, *, given: S
         raise MissingExtraError("--png needs matplotlib", hint="pip install 'manyheads[plot]'")
 
 
-def check_page_options(compare: list[str] | None, state: str, port: int, *, opens: bool) -> None:
+def check_page_options(compare: list[str] | None, state: str, port: int, no_browser: bool, *, opens: bool) -> None:
     """Raises for a wrong port, and for options of the page without the page."""
     if not 0 <= port < 1 << 16:
         raise UsageError(f"port is {port}, expected 0 to 65535")
-    if not opens and (compare or state or port):
-        raise UsageError("--compare, --state and --port are for the page, without --html, --terminal and --png")
+    if not opens and (compare or state or port or no_browser):
+        options = "--compare, --state, --port and --no-browser"
+        raise UsageError(f"{options} are for the page, without --html, --terminal and --png")
 
 
 def open_page(
@@ -132,12 +133,12 @@ def open_page(
     from urllib.parse import parse_qsl, urlencode
 
     from manyheads.studio.app import serve
+    from manyheads.studio.run_checkpoints import find_run_checkpoints
     from manyheads.studio.session import Sessions
-    from manyheads.studio.steps import find_steps
 
     fields = dict(parse_qsl(state)) | ({"text": text} if text else {}) | ({"target": target} if target else {})
-    steps = find_steps(paths[0], checkpoints[0], partial(load_checkpoint, device=device))
-    with serve(Sessions(checkpoints, paths, text or "", steps), port) as address:
+    run_checkpoints = find_run_checkpoints(paths[0], checkpoints[0], partial(load_checkpoint, device=device))
+    with serve(Sessions(checkpoints, paths, text or "", run_checkpoints), port) as address:
         full = f"{address}#{urlencode(fields)}" if fields else address
         typer.echo(full)
         print_note("Ctrl-C ends it")
@@ -180,18 +181,18 @@ def show_head(
     from manyheads.inspect.edit import check_head
     from manyheads.studio import forward
     from manyheads.studio.session import MAX_BYTES
-    from manyheads.studio.views import Run
+    from manyheads.studio.views import ForwardPass
 
     if not text:
         raise UsageError("--terminal and --png need a TEXT")
-    texts = forward.read(checkpoint, forward.Request(text, target))
-    run = Run(checkpoint, texts, *forward.forward(checkpoint, texts, (), MAX_BYTES), ())
-    name = choose_attention(run, attention, layer)
-    info = run.info(name)
+    texts = forward.read(checkpoint, forward.ForwardRequest(text, target))
+    forward_pass = ForwardPass(checkpoint, texts, *forward.forward(checkpoint, texts, (), MAX_BYTES), ())
+    name = choose_attention(forward_pass, attention, layer)
+    info = forward_pass.info(name)
     if head is not None:
         check_head(name, head, info.heads)
-    weights = run.rows(name, "mean" if head is None else str(head), slice(None)).cpu()
-    rows, columns = run.labels(info.queries, info.rows), run.labels(info.keys, info.columns)
+    weights = forward_pass.rows(name, "mean" if head is None else str(head), slice(None)).cpu()
+    rows, columns = forward_pass.labels(info.queries, info.rows), forward_pass.labels(info.keys, info.columns)
     title = f"{name}, {'mean over heads' if head is None else f'head {head}'}"
     if terminal:
         console = stdout()
@@ -204,12 +205,12 @@ def show_head(
             draw_matrix(weights, rows, columns, draft, title=title)
 
 
-def choose_attention(run: Run, attention: str | None, layer: int | None) -> str:
+def choose_attention(forward_pass: ForwardPass, attention: str | None, layer: int | None) -> str:
     """The name of an attention: as given, or the last one, or the one like it in another layer."""
     if attention is not None:
-        return run.info(attention).name
-    *_, last = run.infos.values()
-    same = [one for one in run.infos.values() if (one.stack, one.kind) == (last.stack, last.kind)]
+        return forward_pass.info(attention).name
+    *_, last = forward_pass.infos.values()
+    same = [info for info in forward_pass.infos.values() if (info.stack, info.kind) == (last.stack, last.kind)]
     if layer is None:
         return last.name
     if layer not in range(len(same)):

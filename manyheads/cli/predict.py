@@ -27,7 +27,7 @@ from manyheads.errors import UsageError
 if TYPE_CHECKING:
     from manyheads.generate.text import GeneratedText
     from manyheads.spec import Tree
-    from manyheads.tasks.task import Predictor
+    from manyheads.tasks.task import Pipeline
 
 
 @app.command()
@@ -107,17 +107,17 @@ def predict(
         raise UsageError(f"--{'loops' if loops else 'json'} and --stream exclude each other")
     inputs = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
 
-    def load() -> Predictor:
+    def load() -> Pipeline:
         from manyheads.checkpoint.chat import chat_config
         from manyheads.generate.config import generation_config
         from manyheads.tasks.prediction import PredictOptions
-        from manyheads.tasks.task import Predictor
+        from manyheads.tasks.task import Pipeline
 
         checkpoint = load_checkpoint(path, device)
         base = checkpoint.generation_settings
         config = chat_config(checkpoint, **settings) if chat else generation_config(base, **settings)
         options = PredictOptions(config, loops=loops, chat=chat, system=system)
-        return Predictor.from_checkpoint(checkpoint, options, truncate=truncate)
+        return Pipeline.from_checkpoint(checkpoint, options, truncate=truncate)
 
     if isinstance(inputs, str):
         is_plain = not (as_json or loops or "logprobs" in settings or settings.get("n", 1) != 1)
@@ -129,27 +129,27 @@ def predict(
     process_lines(inputs, path, load, as_json=as_json)
 
 
-def predict_text(text: str, path: str, load: Callable[[], Predictor], *, as_json: bool, stream: bool | None) -> None:
+def predict_text(text: str, path: str, load: Callable[[], Pipeline], *, as_json: bool, stream: bool | None) -> None:
     """Prints the result for one text; with `stream` as it grows, with None if the task can do that."""
     with Progress(f"loading {path}") as progress:
-        predictor = load()
-        can_stream = predictor.task.generates_text and predictor.checkpoint.tokenizer is not None
+        pipeline = load()
+        can_stream = pipeline.task.generates_text and pipeline.checkpoint.tokenizer is not None
         if stream and not can_stream:
             raise UsageError("--stream is for generated texts, and this checkpoint generates none")
         progress.describe("predicting")
         if stream is not False and can_stream:
-            ((ids, truncation),) = predictor.task.encode_checked(predictor.checkpoint, predictor.options, [text])
-            pieces = predictor.checkpoint.generator.stream(ids, predictor.options.generation)
+            ((ids, truncation),) = pipeline.task.encode_checked(pipeline.checkpoint, pipeline.options, [text])
+            pieces = pipeline.checkpoint.generator.stream(ids, pipeline.options.generation)
             note = print_pieces(pieces, progress).note
             print_notes(truncation | ({} if note is None else {"note": note}))
             return
-        ((_, result),) = predictor.task.predict(predictor.checkpoint, [text], predictor.options)
+        ((_, result),) = pipeline.task.predict(pipeline.checkpoint, [text], pipeline.options)
     print_notes(result)
     if as_json:
-        settings = {"settings": predictor.options.generation.effective_settings()}
-        print_json({"schema": 1} | result | (settings if predictor.task.generates_text else {}))
+        settings = {"settings": pipeline.options.generation.effective_settings()}
+        print_json({"schema": 1} | result | (settings if pipeline.task.generates_text else {}))
     else:
-        typer.echo("\n".join(predictor.task.format_result(result)))
+        typer.echo("\n".join(pipeline.task.format_result(result)))
 
 
 def print_pieces(pieces: Generator[str, None, GeneratedText], progress: Progress | None = None) -> GeneratedText:

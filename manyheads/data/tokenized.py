@@ -73,7 +73,7 @@ def encode_rows(
     progress(len(rows), len(rows))
 
 
-class InMemoryRows:
+class InMemoryDataset:
     """Rows as ids in memory. Without a text field, no tokenizer is needed."""
 
     def __init__(
@@ -96,27 +96,27 @@ class InMemoryRows:
         return np.array([len(row[index]) for row in self.rows], np.int64)
 
 
-class TruncatedRows:
+class TruncatedDataset:
     """Rows truncated to a maximum length per field; `num_truncated` of them were longer."""
 
-    def __init__(self, rows: TokenRows, max_lengths: Mapping[str, int]) -> None:
-        self.rows = rows
-        self.fields: tuple[str, ...] = rows.fields
-        self.max_lengths = [max_lengths.get(name) for name in rows.fields]
-        longer = [rows.lengths(name) > max_length for name, max_length in max_lengths.items()]
+    def __init__(self, dataset: TokenizedDataset, max_lengths: Mapping[str, int]) -> None:
+        self.dataset = dataset
+        self.fields: tuple[str, ...] = dataset.fields
+        self.max_lengths = [max_lengths.get(name) for name in dataset.fields]
+        longer = [dataset.lengths(name) > max_length for name, max_length in max_lengths.items()]
         self.num_truncated = int(np.logical_or.reduce(longer).sum()) if longer else 0
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> tuple[NDArray[Any], ...]:
-        return tuple(ids[:max_length] for ids, max_length in zip(self.rows[index], self.max_lengths, strict=True))
+        return tuple(ids[:max_length] for ids, max_length in zip(self.dataset[index], self.max_lengths, strict=True))
 
     def check(self) -> None:
-        self.rows.check()
+        self.dataset.check()
 
     def lengths(self, name: str) -> NDArray[np.int64]:
-        lengths, max_length = self.rows.lengths(name), self.max_lengths[field_index(name, self.fields)]
+        lengths, max_length = self.dataset.lengths(name), self.max_lengths[field_index(name, self.fields)]
         return lengths if max_length is None else np.minimum(lengths, max_length)
 
 
@@ -274,7 +274,7 @@ def explain_changes(file: TokenizedFile) -> Iterator[None]:
         raise file.changed_error() from None
 
 
-class TokenizedRows:
+class OnDiskDataset:
     """The rows of one split of a tokenized folder, whose files are opened on first use in each process.
 
     `verify` checks their hashes, a given tokenizer must be theirs. `fields` selects and orders the fields; `labels` are
@@ -351,7 +351,7 @@ class TokenizedRows:
         return (ends[1:] - ends[:-1])[field_index(name, self.stored_fields) :: len(self.stored_fields)]
 
 
-TokenRows = InMemoryRows | TokenizedRows | TruncatedRows
+TokenizedDataset = InMemoryDataset | OnDiskDataset | TruncatedDataset
 
 
 def read_index(folder: Path) -> Tree:
@@ -385,8 +385,8 @@ class TokenizedSpec(DataSpec, kind="tokenized"):
     def load(self) -> Corpus:
         tokenizer = stored_tokenizer_spec(self.tokenized_folder).make(())
         names = ("train", "validation", "test")
-        splits = [TokenizedRows(self.path, split, tokenizer=tokenizer, verify=False) for split in names]
-        train, validation, test = (LazyRows(partial(decode_row, rows, tokenizer), len(rows)) for rows in splits)
+        splits = [OnDiskDataset(self.path, split, tokenizer=tokenizer, verify=False) for split in names]
+        train, validation, test = (LazyRows(partial(decode_row, split, tokenizer), len(split)) for split in splits)
         description = str(read_index(self.tokenized_folder).get("description"))
         return Corpus(splits[0].fields, train, validation, test, description, classes=splits[0].labels)
 
@@ -401,8 +401,8 @@ def resolve_tokenizer_spec(folder: Path, spec: TokenizerSpec) -> TokenizerSpec:
     return stored_tokenizer_spec(folder) if read_index(folder).get("tokenizer_spec") == to_tree(spec) else spec
 
 
-def decode_row(rows: TokenizedRows, tokenizer: Tokenizer, index: int) -> Row:
+def decode_row(dataset: OnDiskDataset, tokenizer: Tokenizer, index: int) -> Row:
     return tuple(
-        rows.labels[int(ids[0])] if name == "label" else decode_ids(tokenizer, ids.tolist())
-        for name, ids in zip(rows.fields, rows[index], strict=True)
+        dataset.labels[int(ids[0])] if name == "label" else decode_ids(tokenizer, ids.tolist())
+        for name, ids in zip(dataset.fields, dataset[index], strict=True)
     )

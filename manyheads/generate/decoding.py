@@ -70,7 +70,7 @@ class Request:
     rng: Sequence[torch.Generator] = ()
     # whether the new tokens of a sequence end it, by a stop string or a complete grammar
     is_stopped: Callable[[list[int]], bool] | None = None
-    # of one row, for a method that resumes: what an earlier request has read
+    # of one row, for a method that supports it: what an earlier request has read
     cache: PrefixCache | None = None
 
     def start(self, capacity: int) -> tuple[Any, int]:
@@ -109,8 +109,10 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
     # (name, off): passing the setting `name` with any value except `off` selects this method; it is not inherited
     selected_by: ClassVar[tuple[str, float] | None] = None
     do_sample: ClassVar[bool] = False  # whether it uses the filters of sampling
-    resumes: ClassVar[bool] = False  # whether it continues the state of a request's cache, as `Request.start` does
-    reads_last_token: ClassVar[bool] = False  # whether the model reads the last new token too, which needs a position
+    supports_prefix_cache: ClassVar[bool] = (
+        False  # whether it continues from a request's cache, as `Request.start` does
+    )
+    last_token_needs_position: ClassVar[bool] = False  # whether the model reads the last new token too
 
     @property
     def rows_per_sequence(self) -> int:

@@ -82,8 +82,8 @@ class TextGenerator:
         cache: PrefixCache | None = None,
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
-        needs_same = self.model.spec.needs_final_length
-        keys = [(limit.max_new_tokens, needs_same and limit.prompt_length) for limit in limits]
+        needs_equal_lengths = self.model.spec.needs_final_length
+        keys = [(limit.max_new_tokens, needs_equal_lengths and limit.prompt_length) for limit in limits]
         num_samples = config.n if config.decoding.do_sample else 1
         max_tokens = BATCH_TOKENS // (config.decoding.rows_per_sequence * num_samples)
         for batch in group_by_length([len(row) for row in rows], max_tokens, keys=keys):
@@ -131,7 +131,7 @@ class TextGenerator:
         if config.stop:
             endings.append(StopStrings(self.empty_text, config.stop).is_complete)
         is_stopped = (lambda ids: any(is_complete(ids) for is_complete in endings)) if endings else None
-        usable_cache = cache if source is None and len(rows) == 1 and config.decoding.resumes else None
+        usable_cache = cache if source is None and len(rows) == 1 and config.decoding.supports_prefix_cache else None
         return Request(self.model, prompt, source, config, filters, rng, is_stopped, usable_cache)
 
     # --------------------------------------------------------------------------------------------------------- lengths
@@ -139,7 +139,7 @@ class TextGenerator:
     def remaining_positions(self, count: int, config: GenerationConfig) -> int | None:
         """How many tokens the decoder has positions for besides `count` others, the new ones included."""
         positions = self.model.spec.max_target_positions
-        return None if positions is None else positions - count + (not config.decoding.reads_last_token)
+        return None if positions is None else positions - count + (not config.decoding.last_token_needs_position)
 
     def limits(self, rows: Sequence[Sequence[int]], config: GenerationConfig) -> list[LengthLimit]:
         """The limit of each row; raises if the model has no positions for the tokens that the caller wants."""

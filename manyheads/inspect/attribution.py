@@ -46,7 +46,7 @@ def logit_lens(model: nn.Module, tape: Tape) -> dict[str, Tensor]:
     assert isinstance(model, Transformer)
     activations = tape.activations()
     names = [f"{name}.embed", *(f"{name}.layers.{i}" for i in range(stack.spec.layers))]
-    return {one: unembed(model, stack.norm(activations[one])) for one in names}
+    return {layer: unembed(model, stack.norm(activations[layer])) for layer in names}
 
 
 @dataclass(frozen=True)
@@ -216,9 +216,9 @@ def run_first_attention(model: Transformer, stack: Stack, ids: Sequence[int]) ->
 
 def head_scores(call: RecordedAttention, head: int, rows: slice) -> Tensor:
     """The scores of one head, N×M, with the bias and before the mask, of a core whose heads are alike."""
-    one = slice(head, head + 1)
-    query, key = call.query[:, one, rows], repeat_kv(call.key, call.query)[:, one]
-    bias = call.bias if call.bias is None or call.bias.shape[1] == 1 else call.bias[:, one]
+    heads = slice(head, head + 1)
+    query, key = call.query[:, heads, rows], repeat_kv(call.key, call.query)[:, heads]
+    bias = call.bias if call.bias is None or call.bias.shape[1] == 1 else call.bias[:, heads]
     block = block_arguments(rows, slice(None), k=key, positions=call.positions, bias=bias)
     scores = call.core.scores(query, key, block["positions"])
     return (scores if bias is None else scores + block["bias"])[0, 0]

@@ -285,7 +285,12 @@ def type_name(annotation: Any) -> str:
 
 def limits(metadata: list[Any]) -> str:
     """Describes the bounds of a number in words, such as ', 1 to 65,536' or ', above 0'; '' without bounds."""
-    bounds = {name: getattr(one, name) for one in metadata for name in ("ge", "gt", "le", "lt") if hasattr(one, name)}
+    bounds = {
+        name: getattr(constraint, name)
+        for constraint in metadata
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(constraint, name)
+    }
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     if {"ge", "le"} <= set(bounds):
         return f", {bounds['ge']:,} to {bounds['le']:,}"

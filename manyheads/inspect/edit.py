@@ -128,9 +128,9 @@ def edit(model: nn.Module, *edits: Edit) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         by_module: dict[nn.Module, dict[str, list[Edit]]] = {}
-        for one in edits:
-            name = module_of(one, modules)
-            by_module.setdefault(modules[name], {}).setdefault(name, []).append(one)
+        for item in edits:
+            name = module_of(item, modules)
+            by_module.setdefault(modules[name], {}).setdefault(name, []).append(item)
         for module, edits_by_name in by_module.items():
             hook = in_this_thread(output_hook(names[module], edits_by_name))
             stack.callback(module.register_forward_hook(hook).remove)
@@ -158,8 +158,8 @@ def output_hook(names: Sequence[str], edits: Mapping[str, Sequence[Edit]]) -> Ca
 
     def change(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         given = args[0] if isinstance(module, Layer) else output.new_empty(0)
-        for one in edits.get(names[next(calls) % len(names)], ()):
-            output = apply(one, output, given)
+        for item in edits.get(names[next(calls) % len(names)], ()):
+            output = apply(item, output, given)
         return output
 
     return change

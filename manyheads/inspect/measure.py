@@ -19,6 +19,25 @@ ROUNDING = 64  # units in the last place that are no change of an output
 
 
 @dataclass(frozen=True)
+class Pattern:
+    """A fixed pattern of attention, which is a mass of HeadMeasures by the same name."""
+
+    meaning: str  # what the weight is on
+    letter: str  # of its badge
+    threshold: float  # mean mass from which a head has the badge
+
+
+PATTERNS = {
+    "previous": Pattern("previous token", "P", 0.5),
+    "next": Pattern("next token", "N", 0.5),
+    "first": Pattern("first token", "1", 0.5),
+    "self": Pattern("the token itself", "S", 0.5),
+    "same": Pattern("same token elsewhere", "=", 0.3),
+    "induction": Pattern("token after an earlier occurrence", "I", 0.3),
+}
+
+
+@dataclass(frozen=True)
 class HeadMeasures:
     """Means over the queries of one attention, for each head (H). Masses are sums of weights."""
 
@@ -44,10 +63,10 @@ class HeadMeasures:
 
 def mean_measures(measures: Sequence[HeadMeasures]) -> HeadMeasures:
     """The means over the queries of several calls of one attention."""
-    queries = torch.tensor([one.queries for one in measures], dtype=torch.float64)
+    queries = torch.tensor([measure.queries for measure in measures], dtype=torch.float64)
     shares = queries / queries.sum().clamp(min=1)
     means = (
-        sum(share * getattr(one, field.name).cpu() for share, one in zip(shares, measures, strict=True))
+        sum(share * getattr(measure, field.name).cpu() for share, measure in zip(shares, measures, strict=True))
         for field in fields(HeadMeasures)[1:]
     )
     return HeadMeasures(int(queries.sum()), *means)
@@ -60,7 +79,7 @@ def measure_heads(attention: RecordedAttention, tokens: Tensor | None = None) ->
     is_self = attention.mask.num_queries == attention.mask.num_keys and attention.name.split(".")[-1] == "attention"
     padding_BM = attention.mask.padding_BM
     rows_BL = row_mask(attention, is_self)
-    masses = torch.zeros(6, attention.query.shape[1], dtype=torch.float64)
+    masses = torch.zeros(len(PATTERNS), attention.query.shape[1], dtype=torch.float64)
     for rows, _, _ in Core.blocks(attention.core, attention.query, attention.key, attention.mask):
         weights = attention.weights(rows=rows)
         rows_BL[:, rows] &= (weights > 0).any(dim=-1).any(dim=1)  # a row without a visible key has only zeros

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from manyheads.errors import InputShapeError, WrongTypeError
 from manyheads.inspect.drawing import draw_model
+from manyheads.inspect.thumbnail import THUMBNAIL, pool_weights, to_shades
 from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.core import check_rows
 
-SIZE = 48  # pixels of a thumbnail: one query per row, the largest of some keys per column
 MAX_THUMBNAILS = 256  # of one tape, which keeps it below 1 MB
 MAX_CELLS = 4096  # of a table
 LEVELS = 32  # shades of a thumbnail
@@ -129,15 +129,14 @@ def thumbnails(calls: Sequence[RecordedAttention]) -> Tensor:
     these queries are computed.
     """
     keys = max(call.key.shape[2] for call in calls)
-    weights_HLM = torch.cat([F.pad(one, (0, keys - one.shape[-1])) for one in sampled_rows(calls)], dim=1)
-    width = ceil(keys / SIZE)
-    pooled = F.pad(weights_HLM, (0, -keys % width)).unflatten(2, (-1, width)).amax(dim=3)
-    return (pooled.clamp(0, 1).sqrt() * (LEVELS - 1)).round().to(torch.uint8)
+    weights_HLM = torch.cat([F.pad(weights, (0, keys - weights.shape[-1])) for weights in sampled_rows(calls)], dim=1)
+    width = ceil(keys / THUMBNAIL)
+    return to_shades(pool_weights(weights_HLM, 1, width), LEVELS - 1)
 
 
 def sampled_rows(calls: Sequence[RecordedAttention]) -> Iterator[Tensor]:
     """The weights of every n-th query of all calls, at most 48 queries, H×N×M each."""
-    step = ceil(sum(call.query.shape[2] for call in calls) / SIZE)
+    step = ceil(sum(call.query.shape[2] for call in calls) / THUMBNAIL)
     start = 0  # of the call among all queries
     for call in calls:
         count = call.query.shape[2]

@@ -67,7 +67,7 @@ def only_frequent(label: Label, rows: Sequence[Sequence[int]], count: int) -> La
     """A label that leaves out the tokens whose label is not among the `count` most frequent of these rows."""
     counts = Counter(label(row, index) for row in rows for index in range(len(row)))
     del counts[None]
-    kept = {one for one, _ in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))[:count]}
+    kept = {value for value, _ in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))[:count]}
 
     def frequent(ids: Sequence[int], index: int) -> Hashable | None:
         value = label(ids, index)
@@ -91,9 +91,11 @@ class LabelledTokens:
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
         tested = set(order[: max(1, len(rows) // 5)])
         labels = [[label(row, index) for index in range(len(row))] for row in rows]
-        names = sorted({one for row in labels for one in row if one is not None}, key=lambda one: (str(type(one)), one))
+        names = sorted(
+            {value for row in labels for value in row if value is not None}, key=lambda value: (str(type(value)), value)
+        )
         index = {name: number for number, name in enumerate(names)}
-        y = torch.tensor([-1 if one is None else index[one] for row in labels for one in row], dtype=torch.long)
+        y = torch.tensor([-1 if value is None else index[value] for row in labels for value in row], dtype=torch.long)
         is_test = torch.tensor([i in tested for i, row in enumerate(rows) for _ in row], dtype=torch.bool)
         fit, test = (y >= 0) & ~is_test, (y >= 0) & is_test
         if len(names) < 2 or not fit.any() or not test.any():
@@ -130,7 +132,7 @@ def probe(model: nn.Module, rows: Sequence[Sequence[int]], label: Label = positi
 
     A fifth of the rows tests the classifiers. The untrained control is the same spec with new random weights.
     """
-    one_stack(model)
+    check_single_stack(model)
     tokens = LabelledTokens.from_rows(rows, label, seed=seed)
     before = hash_weights(model)
     layers = tuple(probe_layers(model, tokens, seed=seed))
@@ -141,7 +143,7 @@ def probe(model: nn.Module, rows: Sequence[Sequence[int]], label: Label = positi
 
 def probe_layers(model: nn.Module, tokens: LabelledTokens, *, seed: int = 0) -> Iterator[LayerProbe]:
     """Yields the probe of the embeddings and of each layer, as soon as it is fitted."""
-    stack, y, fit, test = one_stack(model), tokens.y, tokens.fit, tokens.test
+    stack, y, fit, test = check_single_stack(model), tokens.y, tokens.fit, tokens.test
     shuffled = y[fit][torch.randperm(int(fit.sum()), generator=torch.Generator().manual_seed(seed + 1))]
     outputs = layer_outputs(stack, tokens.rows)
     controls = layer_outputs(build(stack.spec, seed=seed, device=next(model.parameters()).device), tokens.rows)
@@ -163,7 +165,7 @@ def probe_layers(model: nn.Module, tokens: LabelledTokens, *, seed: int = 0) -> 
         )
 
 
-def one_stack(model: nn.Module) -> Transformer:
+def check_single_stack(model: nn.Module) -> Transformer:
     """The model, if it can be probed."""
     if not isinstance(model, Transformer) or model.spec.has_source:
         architecture = getattr(getattr(model, "spec", None), "architecture", type(model).__name__)
@@ -181,7 +183,7 @@ def layer_names(model: Transformer) -> list[str]:
 
 def layer_outputs(probed: nn.Module, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
     """The outputs of the embeddings and of each layer by their names, for the tokens of all rows, N×D."""
-    model = one_stack(probed)
+    model = check_single_stack(probed)
     names = layer_names(model)
     outputs: dict[str, list[Tensor]] = {name: [torch.empty(0)] * len(rows) for name in names}
     was_training = model.training

@@ -73,7 +73,7 @@ def to_nodes(graph: fx.Graph, module: Traced, *, has_norm: bool) -> list[Node]:
     """The steps that depend on the input and that the output depends on."""
     nodes, names, counts = [Node("input", "input")], dict[fx.Node, str](), Counter[str]()
     for step in graph.nodes:
-        inputs = tuple(dict.fromkeys(names[one] for one in step.all_input_nodes if one in names))
+        inputs = tuple(dict.fromkeys(names[node] for node in step.all_input_nodes if node in names))
         if step.op == "output":
             return ancestors(nodes, inputs)
         if step.op == "placeholder":
@@ -121,7 +121,7 @@ def merge_sums(nodes: list[Node]) -> list[Node]:
     for inner in nodes:
         readers = [node for node in nodes if inner.name in node.inputs]
         if inner.role == "sum" and [node.role for node in readers] == ["sum"]:
-            inputs = dict.fromkeys((*inner.inputs, *(one for one in readers[0].inputs if one != inner.name)))
+            inputs = dict.fromkeys((*inner.inputs, *(name for name in readers[0].inputs if name != inner.name)))
             outer = replace(readers[0], inputs=tuple(inputs))
             return merge_sums([outer if node is readers[0] else node for node in nodes if node is not inner])
     return nodes
@@ -131,5 +131,5 @@ def ranks(nodes: Sequence[Node]) -> dict[str, int]:
     """The length of the longest path from the input to each node, so that parallel steps have one rank."""
     rank = dict[str, int]()
     for node in nodes:
-        rank[node.name] = max((rank[one] + 1 for one in node.inputs), default=0)
+        rank[node.name] = max((rank[name] + 1 for name in node.inputs), default=0)
     return rank

@@ -91,10 +91,13 @@ def steps(model: Tree, goal: ModelSpec) -> list[Step]:
 
 def changes(before: ModelSpec, after: ModelSpec) -> Iterator[Change]:
     """What differs between two models, in words."""
-    for one in sorted(both_stacks(list(differences(before, after))), key=rank):
-        field = one.owner.model_fields[one.name]
-        (old, old_formula), (new, new_formula) = describe(one.before, one.owner), describe(one.after, one.owner)
-        yield Change(one.path, old, new, old_formula, new_formula, field.description or "")
+    for difference in sorted(both_stacks(list(differences(before, after))), key=rank):
+        field = difference.owner.model_fields[difference.name]
+        (old, old_formula), (new, new_formula) = (
+            describe(difference.before, difference.owner),
+            describe(difference.after, difference.owner),
+        )
+        yield Change(difference.path, old, new, old_formula, new_formula, field.description or "")
 
 
 # ---------------------------------------------------------------------------------------------------------- differences
@@ -115,38 +118,42 @@ def differences(before: Spec, after: Spec, path: str = "") -> Iterator[Differenc
 def both_stacks(found: list[Difference]) -> Iterator[Difference]:
     """The same differences; one that encoder and decoder have in common has a short path, which means both."""
     common = dict[tuple[str, str, str], int]()
-    for one in found:
-        key = common_key(one)
+    for difference in found:
+        key = common_key(difference)
         common[key] = common.get(key, 0) + 1
-    for one in found:
-        stack, _, rest = one.path.partition(".")
-        if stack not in ("encoder", "decoder") or not rest or common[common_key(one)] == 1:
-            yield one
+    for difference in found:
+        stack, _, rest = difference.path.partition(".")
+        if stack not in ("encoder", "decoder") or not rest or common[common_key(difference)] == 1:
+            yield difference
         elif stack == "encoder":
-            yield Difference(rest, one.before, one.after, one.owner)
+            yield Difference(rest, difference.before, difference.after, difference.owner)
 
 
-def common_key(one: Difference) -> tuple[str, str, str]:
-    stack, _, rest = one.path.partition(".")
-    return (rest if stack in ("encoder", "decoder") else one.path), repr(one.before), repr(one.after)
+def common_key(difference: Difference) -> tuple[str, str, str]:
+    stack, _, rest = difference.path.partition(".")
+    return (
+        (rest if stack in ("encoder", "decoder") else difference.path),
+        repr(difference.before),
+        repr(difference.after),
+    )
 
 
-def rank(one: Difference) -> tuple[int, int]:
+def rank(difference: Difference) -> tuple[int, int]:
     """The place of a difference in the order of the steps."""
-    if one.name in STACKS:
-        return 0, int(one.after is None)  # a stack is added before another is removed: it may be a copy
-    if one.name in NUMBERS:
-        return 3, NUMBERS.index(one.name)
-    slots = [PARTS.index(name) for name in one.path.split(".") if name in PARTS]
+    if difference.name in STACKS:
+        return 0, int(difference.after is None)  # a stack is added before another is removed: it may be a copy
+    if difference.name in NUMBERS:
+        return 3, NUMBERS.index(difference.name)
+    slots = [PARTS.index(name) for name in difference.path.split(".") if name in PARTS]
     return (1, slots[0]) if slots else (2, 0)
 
 
-def topic(one: Difference) -> str:
+def topic(difference: Difference) -> str:
     """What a difference is about; those of one topic are one step, in both stacks."""
-    stack, _, rest = one.path.partition(".")
-    path = rest if stack in ("encoder", "decoder") and rest else one.path
+    stack, _, rest = difference.path.partition(".")
+    path = rest if stack in ("encoder", "decoder") and rest else difference.path
     for names in (("dropout",), WIDTHS):
-        if one.name in names:
+        if difference.name in names:
             return names[0]
     return path.rpartition(".")[0] or path
 
@@ -168,7 +175,7 @@ def describe(value: Any, owner: type[Spec]) -> tuple[str, str]:
 
 def next_step(model: Tree, spec: ModelSpec, goal: ModelSpec) -> tuple[list[str], ModelSpec]:
     """The overrides of the next step, which are those of one topic or what the first one needs, and the model then."""
-    known = {one.path for one in differences(spec, goal)}
+    known = {difference.path for difference in differences(spec, goal)}
     new = [name for name in STACKS if getattr(spec, name) is None]
 
     def read(overrides: list[str]) -> ModelSpec | None:
@@ -177,12 +184,16 @@ def next_step(model: Tree, spec: ModelSpec, goal: ModelSpec) -> tuple[list[str],
             after = read_model(override_model(model, overrides))
         except ConfigError:
             return None
-        rest = {one.path for one in differences(after, goal) if one.path.partition(".")[0] not in new}
+        rest = {
+            difference.path for difference in differences(after, goal) if difference.path.partition(".")[0] not in new
+        }
         return after if rest < known else None
 
-    topics = {to_assignment(one): topic(one) for one in sorted(to_override(model, spec, goal), key=rank)}
+    topics = {
+        to_assignment(difference): topic(difference) for difference in sorted(to_override(model, spec, goal), key=rank)
+    }
     first = next(iter(topics))
-    for candidate in ([one for one in topics if topics[one] == topics[first]], [first]):
+    for candidate in ([override for override in topics if topics[override] == topics[first]], [first]):
         if after := read(candidate):
             return candidate, after
     needed, before, after = all_overrides(model, list(topics), goal), list[str](), goal
@@ -212,28 +223,28 @@ def all_overrides(model: Tree, overrides: list[str], goal: ModelSpec) -> list[st
 def to_override(model: Tree, spec: ModelSpec, goal: ModelSpec) -> Iterator[Difference]:
     """The differences to override. A new stack is first a copy of the other one, or has the defaults."""
     found = list[Difference]()
-    for one in differences(spec, goal):
-        if one.path not in STACKS or one.after is None:
-            found.append(one)
+    for difference in differences(spec, goal):
+        if difference.path not in STACKS or difference.after is None:
+            found.append(difference)
             continue
-        other = {"encoder": "decoder", "decoder": "encoder"}.get(one.path, "")
+        other = {"encoder": "decoder", "decoder": "encoder"}.get(difference.path, "")
         if getattr(spec, other, None):
             start, table = {"like": other}, with_cross(resolve_like(model)[other])
         else:
-            defaults = {name: field.default for name, field in type(one.after).model_fields.items()}
+            defaults = {name: field.default for name, field in type(difference.after).model_fields.items()}
             # a table without a kind, which a later override would write, is of the slot's default kind
             parts = {name: part for name, part in defaults.items() if isinstance(part, Part)}
             start = table = {name: part.kind for name, part in parts.items() if part.kind != part.default_kind}
-        found.append(Difference(one.path, None, start, one.owner))
-        found += differences(parse(type(one.after), table), one.after, f"{one.path}.")
+        found.append(Difference(difference.path, None, start, difference.owner))
+        found += differences(parse(type(difference.after), table), difference.after, f"{difference.path}.")
     yield from both_stacks(found)
 
 
-def to_assignment(one: Difference) -> str:
+def to_assignment(difference: Difference) -> str:
     """The override that gives a field its new value."""
-    if one.path in STACKS and one.after and "like" in one.after:
-        return f"{one.path}.like={one.after['like']}"
-    return f"{one.path}={to_text(one.after)}"
+    if difference.path in STACKS and difference.after and "like" in difference.after:
+        return f"{difference.path}.like={difference.after['like']}"
+    return f"{difference.path}={to_text(difference.after)}"
 
 
 def to_text(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, SupportsFloat
 
 from manyheads.labs.figures import Figure
 
@@ -21,17 +21,20 @@ class Check:
     holds: bool | None = None  # None if it is only reported, or undecided at this size
 
 
-def at_most(name: str, measured: float, bound: float, *, decided: bool = True) -> Check:
-    return Check(name, float(measured), f"≤ {bound:.6g}", measured <= bound if decided else None)
+def at_most(name: str, measured: SupportsFloat, bound: float, *, decided: bool = True) -> Check:
+    value = float(measured)
+    return Check(name, value, f"≤ {bound:.6g}", value <= bound if decided else None)
 
 
-def at_least(name: str, measured: float, bound: float, *, decided: bool = True) -> Check:
-    return Check(name, float(measured), f"≥ {bound:.6g}", measured >= bound if decided else None)
+def at_least(name: str, measured: SupportsFloat, bound: float, *, decided: bool = True) -> Check:
+    value = float(measured)
+    return Check(name, value, f"≥ {bound:.6g}", value >= bound if decided else None)
 
 
-def near(name: str, measured: float, expected: float, tolerance: float, *, decided: bool = True) -> Check:
-    holds = math.isclose(measured, expected, rel_tol=0, abs_tol=tolerance)
-    return Check(name, float(measured), f"{expected:.6g} ± {tolerance:.2g}", holds if decided else None)
+def near(name: str, measured: SupportsFloat, expected: float, tolerance: float, *, decided: bool = True) -> Check:
+    value = float(measured)
+    holds = math.isclose(value, expected, rel_tol=0, abs_tol=tolerance)
+    return Check(name, value, f"{expected:.6g} ± {tolerance:.2g}", holds if decided else None)
 
 
 def equals(name: str, measured: float | str, expected: float | str, *, decided: bool = True) -> Check:

@@ -133,10 +133,19 @@ def lab(chapter: str, **fields: Any) -> Callable[[Callable[..., Finding]], Calla
     return register
 
 
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raises an error unless the value of a parameter is one of a few."""
+    if value not in choices:
+        raise UsageError(f"{name} is {quote(value)}, expected {' or '.join(map(str, choices))}")
+
+
 def all_labs() -> Mapping[str, Lab]:
-    """Every lab by its id: those of the package, and those of a user's --parts file."""
+    """Every lab by its id, in the order of the chapters: those of the package, and those of a user's --parts file."""
+    from manyheads.labs.claims import read_claims
+
     import_all("manyheads.labs.chapters")
-    return LABS
+    order = {chapter: i for i, chapter in enumerate(read_claims().chapters)}
+    return dict(sorted(LABS.items(), key=lambda item: order.get(item[1].chapter, len(order))))
 
 
 def find_lab(name: str) -> Lab:

@@ -17,11 +17,14 @@ def attend(q_LK: Tensor, k_MK: Tensor, v_MK: Tensor, core: Core | None = None, *
     return head(q_LK[None, None], k_MK[None, None], v_MK[None, None], mask=mask, positions=positions)[0, 0]
 
 
-def attention_weights(q_LK: Tensor, k_MK: Tensor, core: Core | None = None, *, causal: bool = False) -> Tensor:
-    """The weights of one head, a row per query."""
+def attention_weights(
+    q_LK: Tensor, k_MK: Tensor, core: Core | None = None, *, causal: bool = False, bias_LM: Tensor | None = None
+) -> Tensor:
+    """The weights of one head, a row per query; a bias is added to the scores."""
     mask, positions = head_context(q_LK, k_MK, causal)
     head = plain_core(q_LK) if core is None else core
-    return head.weights(q_LK[None, None], k_MK[None, None], mask=mask, positions=positions)[0, 0]
+    bias = None if bias_LM is None else bias_LM[None, None]
+    return head.weights(q_LK[None, None], k_MK[None, None], mask=mask, positions=positions, bias=bias)[0, 0]
 
 
 def plain_core(q_LK: Tensor) -> Core:

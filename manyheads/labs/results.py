@@ -100,9 +100,13 @@ def claim_tree(entry: Row | Erratum, outcomes: Sequence[Outcome] = ()) -> dict[s
 
 
 def joint_verdict(verdicts: Sequence[str], entry: Row | Erratum) -> str | None:
-    """The verdict of a claim: the worst of its labs, or "tested" if only tests show it; None if no lab of it ran."""
+    """The worst verdict of the labs of a claim, "tested" if only tests show it, or None if no lab of it ran.
+
+    An erratum whose labs hold is "shown".
+    """
     if verdicts:
-        return min(verdicts, key=ORDER.index)
+        worst = min(verdicts, key=ORDER.index)
+        return "shown" if isinstance(entry, Erratum) and worst.startswith("holds") else worst
     return "tested" if entry.tests and not entry.labs() else None
 
 

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from manyheads.errors import UsageError
 from manyheads.model.builder import Model, build_meta, overflow_as_error
 from manyheads.model.cache import state_bytes
+from manyheads.model.recording import in_this_thread
 from manyheads.model.spec import ModelSpec, StackSpec
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import MAX_COUNT, quote
@@ -122,8 +123,8 @@ class MultiplyAdds(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.by_part, self.running = Counter[str](), list[str]()
         for path, module in model.named_modules():
-            module.register_forward_pre_hook(partial(self._enter, path))
-            module.register_forward_hook(self._leave)
+            module.register_forward_pre_hook(in_this_thread(partial(self._enter, path)))
+            module.register_forward_hook(in_this_thread(self._leave))
 
     def _enter(self, path: str, *_: Any) -> None:
         self.running.append(path)

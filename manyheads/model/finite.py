@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import NonFiniteOutputError
+from manyheads.model.recording import in_this_thread
 
 
 def check_finite(model: nn.Module, output: Tensor, again: Callable[[], object]) -> Tensor:
@@ -29,7 +30,10 @@ def check_next_token_logits(logits_BV: Tensor) -> Tensor:
 
 
 def raise_nonfinite(model: nn.Module, again: Callable[[], object]) -> NoReturn:
-    """Computes an output again, and raises an error that names the first module whose output is not finite."""
+    """Computes an output again, and raises an error that names the first module whose output is not finite.
+
+    Forwards of other threads are not checked.
+    """
 
     def check(name: str, _: nn.Module, __: Any, output: Any) -> None:
         tensors = output if isinstance(output, tuple | list) else (output,)
@@ -45,7 +49,9 @@ def raise_nonfinite(model: nn.Module, again: Callable[[], object]) -> NoReturn:
             f"the model computes NaN or infinity, first in the output of {module_name}", hint=hint
         )
 
-    handles = [module.register_forward_hook(partial(check, name)) for name, module in model.named_modules()]
+    handles = [
+        module.register_forward_hook(in_this_thread(partial(check, name))) for name, module in model.named_modules()
+    ]
     try:
         again()
     finally:

@@ -93,10 +93,21 @@ class RecordedAttention(ShownInNotebook):
             raise UsageError("the output was not recorded", hint="record(model, activations=True)")
         if self.core.training and self.core.dropout:
             raise UnsupportedError("dropout changed the recorded output; record in evaluation mode, model.eval()")
-        value, largest = repeat_kv(self.value, self.query), 0.0
-        for rows, columns, _ in Core.blocks(self.core, self.query, self.key, self.mask):
-            expected = self.weights(rows=rows, columns=columns) @ value[:, :, columns]
-            largest = max(largest, float((expected - self.output[:, :, rows]).abs().max()))
+        return self.check()["difference"]
+
+    @torch.no_grad()
+    def check(self) -> dict[str, float]:
+        """The largest error of the weights: of the sum of a row, of a masked key, and of weights @ v, if recorded."""
+        value, largest = repeat_kv(self.value, self.query), {"row_sum": 0.0, "masked": 0.0}
+        for rows, columns, mask in Core.blocks(self.core, self.query, self.key, self.mask):
+            weights = self.weights(rows=rows, columns=columns)
+            total = weights.sum(dim=-1).float()
+            errors = {"row_sum": torch.where(total == 0, 0, total - 1)}  # a row without a visible key has only zeros
+            if mask.dense is not None:
+                errors["masked"] = weights.masked_fill(mask.dense, 0)
+            if self.output is not None:
+                errors["difference"] = weights @ value[:, :, columns] - self.output[:, :, rows]
+            largest |= {name: max(largest.get(name, 0.0), float(error.abs().max())) for name, error in errors.items()}
         return largest
 
     @property

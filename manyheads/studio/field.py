@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import InputLengthError, UnsupportedError, UsageError
 from manyheads.inspect.measure import pointer_field, pointer_tree, receptive_fields, visible_field
-from manyheads.inspect.probe import layer_names, one_stack
+from manyheads.inspect.probe import check_single_stack, layer_names
 from manyheads.model.recording import Tape, record
 from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Argmax
@@ -46,10 +46,10 @@ def router(sessions: Sessions) -> APIRouter:
 @torch.no_grad()
 def measure_field(checkpoint: Checkpoint, request: FieldRequest) -> Tree:
     """The receptive field of one output after each layer: measured, and as the masks and pointers bound it."""
-    model = one_stack(checkpoint.model)
+    model = check_single_stack(checkpoint.model)
     if forward.reads_images(checkpoint):
         raise UnsupportedError("receptive fields on this page are for models that read tokens")
-    text = forward.read(checkpoint, forward.Request(request.text))["text"]
+    text = forward.read(checkpoint, forward.ForwardRequest(request.text))["text"]
     check_work(model, len(text))
     position = len(text) - 1 if request.position is None else request.position
     if position >= len(text):
@@ -65,7 +65,7 @@ def measure_field(checkpoint: Checkpoint, request: FieldRequest) -> Tree:
     return {
         "tokens": text.tokens,
         "position": position,
-        "replacements": forward.of_ids(checkpoint, replacements).tokens,
+        "replacements": forward.text_of_ids(checkpoint, replacements).tokens,
         "heads": heads,
         "depths": [
             {"name": name, "measured": sorted(field), **bounds(tape, position, depth, heads)}
@@ -89,7 +89,7 @@ def bounds(tape: Tape, position: int, layers: int, heads: int | None) -> Tree:
 
 def layer_states(checkpoint: Checkpoint, rows: Tensor) -> tuple[Tape, list[Tensor]]:
     """A recorded forward pass, and the outputs of the embeddings and of each layer, N×L×D."""
-    model = one_stack(checkpoint.model)
+    model = check_single_stack(checkpoint.model)
     with record(model) as tape:
         model.last_hidden_state(rows.to(checkpoint.device))
     activations = tape.activations()
@@ -101,7 +101,7 @@ def replacements_of(checkpoint: Checkpoint) -> list[int]:
     vocab, tokenizer = checkpoint.spec.vocab, checkpoint.tokenizer
     assert isinstance(vocab, int)
     ids = torch.randperm(vocab, generator=torch.Generator().manual_seed(0)).tolist()
-    return [one for one in ids if tokenizer is None or tokenizer.id_to_token(one) is not None][:REPLACEMENTS]
+    return [token for token in ids if tokenizer is None or tokenizer.id_to_token(token) is not None][:REPLACEMENTS]
 
 
 def argmax_heads(tape: Tape) -> int | None:

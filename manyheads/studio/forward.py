@@ -54,7 +54,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Request:
+class ForwardRequest:
     """A text to read, with what follows it: ids after a text, or of the target of an encoder–decoder."""
 
     text: str
@@ -72,17 +72,17 @@ class Request:
 def encode_text(checkpoint: Checkpoint, text: str, *, add_special_tokens: bool = True) -> Text:
     """The tokens of a text; without a tokenizer, the text is ids as numbers."""
     if checkpoint.tokenizer is None:
-        return numbers(checkpoint, parse_row(text))
+        return text_of_numbers(checkpoint, parse_row(text))
     if add_special_tokens:
         encoding = checkpoint.encode([text])[0]
     else:
         (encoding,) = encode_texts(checkpoint.tokenizer, [text], InputError, add_special_tokens=False)
-    special = [bool(one) for one in encoding.special_tokens_mask]
+    special = [bool(is_special) for is_special in encoding.special_tokens_mask]
     by_tokenizer = encoding.word_ids
-    made = of_ids(checkpoint, encoding.ids)
-    if all(word is not None or one for word, one in zip(by_tokenizer, special, strict=True)):
-        made = replace(made, words=number_words(by_tokenizer))
-    return replace(made, special=[a or b for a, b in zip(special, made.special, strict=True)])
+    read_text = text_of_ids(checkpoint, encoding.ids)
+    if all(word is not None or is_special for word, is_special in zip(by_tokenizer, special, strict=True)):
+        read_text = replace(read_text, words=number_words(by_tokenizer))
+    return replace(read_text, special=[a or b for a, b in zip(special, read_text.special, strict=True)])
 
 
 def number_words(words: Sequence[int | None]) -> list[int]:
@@ -95,13 +95,13 @@ def number_words(words: Sequence[int | None]) -> list[int]:
     return numbers
 
 
-def of_ids(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
+def text_of_ids(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
     """The tokens of ids, with words as their names begin: with Ġ, ▁ or a space, or not with ##."""
     if checkpoint.tokenizer is None:
-        return numbers(checkpoint, ids)
+        return text_of_numbers(checkpoint, ids)
     special_ids = special_tokens(checkpoint)
-    names = [str(checkpoint.tokenizer.id_to_token(one)) for one in ids]
-    special = [one in special_ids for one in ids]
+    names = [str(checkpoint.tokenizer.id_to_token(token)) for token in ids]
+    special = [token in special_ids for token in ids]
     spaced = any(name.startswith(WORD_STARTS) for name in names)
     words, number = [], -1
     for i, name in enumerate(names):
@@ -118,8 +118,8 @@ def special_tokens(checkpoint: Checkpoint) -> set[int]:
     return {index for index, token in decoder.items() if token.special}
 
 
-def numbers(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
-    return Text([str(one) for one in ids], list(ids), [False] * len(ids), list(range(len(ids))))
+def text_of_numbers(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
+    return Text([str(token) for token in ids], list(ids), [False] * len(ids), list(range(len(ids))))
 
 
 def read_image(checkpoint: Checkpoint, text: str) -> Text:
@@ -151,19 +151,19 @@ def reads_images(checkpoint: Checkpoint) -> bool:
     return getattr(input_embed(checkpoint), "reads", "tokens") == "patches"
 
 
-def read(checkpoint: Checkpoint, request: Request) -> dict[str, Text]:
+def read(checkpoint: Checkpoint, request: ForwardRequest) -> dict[str, Text]:
     """The sequences of a forward pass: `text`, or `source` and `target`."""
     if reads_images(checkpoint):
         image = read_image(checkpoint, request.text)
         return {"source": image, "target": image} if checkpoint.has_source else {"text": image}
     first = encode_text(checkpoint, request.text)
-    checkpoint.rows_of([first.ids])
+    checkpoint.to_input_ids([first.ids])
     if not checkpoint.has_source:
         ids = [*first.ids, *request.add]
         if request.generate:
             ids += generate(checkpoint, ids, request)
         if len(ids) > len(first.ids):
-            added = of_ids(checkpoint, checkpoint.rows_of([ids])[0])
+            added = text_of_ids(checkpoint, checkpoint.to_input_ids([ids])[0])
             first = Text(added.tokens, added.ids, first.special + added.special[len(first) :], added.words)
         return {"text": first}
     start = start_token(checkpoint.generation_settings.decoder_start_token_id)
@@ -179,10 +179,10 @@ def read(checkpoint: Checkpoint, request: Request) -> dict[str, Text]:
     limit = checkpoint.max_target_positions
     if limit is not None and len(target) >= limit:
         raise InputLengthError(f"the target has {len(target) + 1:,} tokens, but the model has {limit:,} positions")
-    return {"source": first, "target": of_ids(checkpoint, [start, *target])}
+    return {"source": first, "target": text_of_ids(checkpoint, [start, *target])}
 
 
-def generate(checkpoint: Checkpoint, ids: Sequence[int], request: Request) -> list[int]:
+def generate(checkpoint: Checkpoint, ids: Sequence[int], request: ForwardRequest) -> list[int]:
     """New ids: sampled, if the temperature is above 0, or those of the checkpoint's own decoding method."""
     settings: Tree = {"temperature": request.temperature, "seed": request.seed} if request.temperature else {}
     tokens: list[int] = checkpoint.generate(list(ids), max_new_tokens=request.generate, **settings)
@@ -236,12 +236,15 @@ def check_size(checkpoint: Checkpoint, texts: dict[str, Text], max_bytes: int) -
     length = max(len(text) for text in texts.values())
     if length > MAX_TOKENS:
         raise InputLengthError(f"the text has {length:,} tokens; the page shows up to {MAX_TOKENS:,}")
-    spec, kept = checkpoint.spec, 0
+    spec, needed_bytes = checkpoint.spec, 0
     for stack in (spec.encoder, spec.decoder):
         if stack is not None:
-            kept += stack.layers * stack.width * 4 * (1 + bool(stack.cross)) * length * 4  # q, k, v and the output
-    if kept > max_bytes:
+            needed_bytes += (
+                stack.layers * stack.width * 4 * (1 + bool(stack.cross)) * length * 4
+            )  # q, k, v and the output
+    if needed_bytes > max_bytes:
         raise OutOfMemoryError(
-            f"the attention of {length:,} tokens takes {kept / 2**30:.1f} GiB; a page may hold {max_bytes / 2**30:.1f}",
+            f"the attention of {length:,} tokens takes {needed_bytes / 2**30:.1f} GiB; "
+            f"a page may hold {max_bytes / 2**30:.1f}",
             hint="give a shorter text",
         )

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import Field
 
+from manyheads.inspect.measure import PATTERNS
 from manyheads.spec import Tree
 from manyheads.studio import forward
 from manyheads.studio.compare import head_differences
 from manyheads.studio.sample_inputs import find_examples
 from manyheads.studio.session import MAX_BYTES, CheckpointRequest, Session, Sessions, ShownCheckpoint
-from manyheads.studio.views import BADGES, TILE, Run
+from manyheads.studio.views import TILE, ForwardPass
 
 MAX_GENERATED = 256  # tokens
 Name = Annotated[str, Field(max_length=200)]
@@ -34,9 +36,9 @@ class RunRequest(CheckpointRequest):
     seed: int = Field(0, ge=0, lt=1 << 31)
     off: list[OffHead] = Field([], max_length=4096)
 
-    def to_request(self) -> forward.Request:
+    def to_request(self) -> forward.ForwardRequest:
         add, off = tuple(self.add), tuple(self.off)
-        return forward.Request(self.text, self.target, add, self.generate, self.temperature, self.seed, off)
+        return forward.ForwardRequest(self.text, self.target, add, self.generate, self.temperature, self.seed, off)
 
 
 def router(sessions: Sessions) -> APIRouter:
@@ -44,13 +46,13 @@ def router(sessions: Sessions) -> APIRouter:
     routes = APIRouter(prefix="/look")
 
     @contextmanager
-    def run_of(session: str, run: str, *, background: bool = False) -> Iterator[Run]:
-        """A run. What the page asks for in the background waits for other computations, and keeps no tile waiting."""
-        held = sessions[session][run]
-        if sessions.steps:
-            sessions.steps.use(held.checkpoint)
-        with sessions.lock if background else held.lock:
-            yield held
+    def forward_pass_of(session: str, run: str, *, background: bool = False) -> Iterator[ForwardPass]:
+        """A forward pass. A request in the background waits for other computations, and keeps no tile waiting."""
+        forward_pass = sessions[session][run]
+        if sessions.run_checkpoints:
+            sessions.run_checkpoints.use(forward_pass.checkpoint)
+        with sessions.lock if background else forward_pass.lock:
+            yield forward_pass
 
     @routes.get("/info")
     def info(session: Key) -> Tree:
@@ -71,60 +73,64 @@ def router(sessions: Sessions) -> APIRouter:
 
     @routes.get("/thumbnails")
     def thumbnails(session: Key, run: Key, name: Name) -> Response:
-        with run_of(session, run) as held:
-            return binary(held.thumbnails(name))
+        with forward_pass_of(session, run) as forward_pass:
+            return binary(forward_pass.thumbnails(name))
 
     @routes.get("/differences")
     def differences(session: Key, run: Key, other: Key, name: Name) -> Response:
         """The share of weight that moved as float32 per head, and then a signed thumbnail per head as int8."""
-        held, second = sessions[session][run], sessions[session][other]
+        first, second = sessions[session][run], sessions[session][other]
         with sessions.lock:
-            moved, pictures = head_differences(held, second, name)
+            moved, pictures = head_differences(first, second, name)
         return binary(moved.numpy().tobytes() + pictures.numpy().tobytes())
 
     @routes.get("/measures")
     def measures(session: Key, run: Key, name: Name) -> Tree:
-        with run_of(session, run, background=True) as held:
-            return held.measures(name)
+        with forward_pass_of(session, run, background=True) as forward_pass:
+            return forward_pass.measures(name)
 
     @routes.get("/tile")
     def tile(
         session: Key, run: Key, name: Name, head: Key, row: Index, column: Index,
         level: Annotated[int, Query(ge=0, le=8)] = 0, pool: Literal["max", "mean"] = "max",
     ) -> Response:  # fmt: skip
-        with run_of(session, run) as held:
-            return floats(held.tile(name, head, level, row, column, pool))
+        with forward_pass_of(session, run) as forward_pass:
+            return floats(forward_pass.tile(name, head, level, row, column, pool))
 
     @routes.get("/cell")
     def cell(session: Key, run: Key, name: Name, head: Index, row: Index, column: Index) -> Tree:
-        with run_of(session, run) as held:
-            return held.cell(name, head, row, column)
+        with forward_pass_of(session, run) as forward_pass:
+            return forward_pass.cell(name, head, row, column)
 
     @routes.get("/next")
     def next_tokens(session: Key, run: Key, position: Index) -> Tree:
-        with run_of(session, run) as held:
-            return held.next_tokens(position)
+        with forward_pass_of(session, run) as forward_pass:
+            return forward_pass.next_tokens(position)
 
     @routes.get("/effect")
     def effect(session: Key, run: Key, name: Name, head: Index) -> Tree:
-        with run_of(session, run, background=True) as held:
-            return held.effect(name, head)
+        with forward_pass_of(session, run, background=True) as forward_pass:
+            return forward_pass.effect(name, head)
 
     return routes
 
 
 def run_text(sessions: Sessions, session: Session, request: RunRequest) -> Tree:
-    """Runs a text, and keeps the run in its session."""
+    """Runs a text, and keeps the forward pass in its session."""
     checkpoint, forward_request = sessions.choose(request.checkpoint, request.step).checkpoint, request.to_request()
     texts = forward.read(checkpoint, forward_request)
     tape, states = forward.forward(checkpoint, texts, forward_request.off, MAX_BYTES)
-    made = Run(checkpoint, texts, tape, states, forward_request.off)
+    forward_pass = ForwardPass(checkpoint, texts, tape, states, forward_request.off)
     generated = texts["target"].ids[1:] if checkpoint.has_source else texts.get("text", texts.get("source"))
-    tree = made.to_tree() | {"run": session.add(made), "checkpoint": request.checkpoint, "step": request.step}
+    tree = forward_pass.to_tree() | {
+        "run": session.add(forward_pass),
+        "checkpoint": request.checkpoint,
+        "step": request.step,
+    }
     return tree | {"add": generated if isinstance(generated, list) else added_ids(checkpoint, forward_request, texts)}
 
 
-def added_ids(checkpoint: Any, forward_request: forward.Request, texts: dict[str, forward.Text]) -> list[int]:
+def added_ids(checkpoint: Any, forward_request: forward.ForwardRequest, texts: dict[str, forward.Text]) -> list[int]:
     """The ids after the text itself: those given, and those generated."""
     if not forward_request.add and not forward_request.generate:
         return []
@@ -133,10 +139,14 @@ def added_ids(checkpoint: Any, forward_request: forward.Request, texts: dict[str
 
 
 def describe_all(sessions: Sessions) -> Tree:
-    """The checkpoints, the steps of a run, the first text, and the thresholds of badges."""
-    checkpoints = [describe(one) for one in sessions.shown]
-    steps = sessions.steps and {"numbers": sessions.steps.numbers, "initial": sessions.steps.initial}
-    return {"checkpoints": checkpoints, "steps": steps, "text": sessions.text, "badges": BADGES, "tile": TILE}
+    """The checkpoints, the steps of a run, the first text, and the patterns of badges."""
+    checkpoints = [describe(shown) for shown in sessions.shown]
+    patterns = {name: asdict(pattern) for name, pattern in PATTERNS.items()}
+    steps = sessions.run_checkpoints and {
+        "numbers": sessions.run_checkpoints.numbers,
+        "initial": sessions.run_checkpoints.initial,
+    }
+    return {"checkpoints": checkpoints, "steps": steps, "text": sessions.text, "patterns": patterns, "tile": TILE}
 
 
 def describe(shown: ShownCheckpoint) -> Tree:

@@ -105,7 +105,9 @@ def router(sessions: Sessions) -> APIRouter:
             "equal_presets": equal,
             "svg": drawing,
             "toml": to_toml(to_tree(spec)),
-            "command": shlex.join(["manyheads", "show", name, *(word for one in shortest for word in ("-s", one))]),
+            "command": shlex.join(
+                ["manyheads", "show", name, *(word for override in shortest for word in ("-s", override))]
+            ),
         }
 
     @routes.post("/costs")
@@ -150,7 +152,7 @@ def editable_fields(spec: Spec, path: str = "") -> list[Tree]:
     rows = []
     for name, field in type(spec).model_fields.items():
         value, types = getattr(spec, name), get_args(field.annotation) or (field.annotation,)
-        if value is None and any(is_table(one) for one in types) and name != "cross":
+        if value is None and any(is_table(annotation) for annotation in types) and name != "cross":
             continue  # a stack that the model does not have
         own = path + name
         rows.append(
@@ -173,20 +175,20 @@ def is_table(annotation: Any) -> bool:
 def control(value: Any, types: tuple[Any, ...], path: str) -> Tree:
     """What the page needs to change a value: the slot of a part, the fields of a table, or the choices of a word."""
     fields = editable_fields(value, path) if isinstance(value, Spec) else []
-    for one in types:
-        if isinstance(one, type) and issubclass(one, Part):
+    for annotation in types:
+        if isinstance(annotation, type) and issubclass(annotation, Part):
             kind = value.kind if value is not None else None
             return {
                 "type": "part",
-                "slot": one.slot,
+                "slot": annotation.slot,
                 "kind": kind,
                 "formula": value.formula() if kind else "",
                 "fields": fields,
             }
-        if is_table(one):
-            return {"type": "table", "formula": one.formula(), "fields": fields}
+        if is_table(annotation):
+            return {"type": "table", "formula": annotation.formula(), "fields": fields}
     if bool in types:
         return {"type": "switch"}
-    if all(isinstance(one, str) for one in types):  # the arguments of a Literal
+    if all(isinstance(choice, str) for choice in types):  # the arguments of a Literal
         return {"type": "choice", "choices": list(types)}
     return {"type": "text"}

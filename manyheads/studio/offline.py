@@ -21,7 +21,7 @@ from manyheads.spec import Tree
 from manyheads.studio.app import WEB
 from manyheads.studio.look import RunRequest, describe_all, run_text
 from manyheads.studio.session import Session, Sessions
-from manyheads.studio.views import TILE, AttentionInfo, Run
+from manyheads.studio.views import TILE, AttentionInfo, ForwardPass
 
 MAX_FILE = 20_000_000  # bytes
 MAX_DATA = MAX_FILE * 7 // 10  # compressed; base64 makes it 4/3 as large, and the scripts follow
@@ -73,36 +73,36 @@ def offline_page(sessions: Sessions, *, target: str | None = None, report: Repor
     session, shown = Session(), sessions.shown[0]
     text = sessions.text or describe_all(sessions)["checkpoints"][0]["examples"][0]
     tree = run_text(sessions, session, RunRequest(session="", text=text, target=target))
-    run, key, answers = session[tree["run"]], tree["run"], Answers()
+    forward_pass, key, answers = session[tree["run"]], tree["run"], Answers()
     answers.add("run", "look/run", tree)
     answers.add("hash", path_of("hash", checkpoint=0), {"sha256": shown.hash})
-    add_heads(answers, run, key, report)
-    add_matrices(answers, run, key, report)
-    add_outputs(answers, run, key)
+    add_heads(answers, forward_pass, key, report)
+    add_matrices(answers, forward_pass, key, report)
+    add_outputs(answers, forward_pass, key)
     note = left_out_note(answers)
     info = describe_all(sessions) | {"left_out": note, "text": text}
     answers.data["look/info"] = (json.dumps(info | {"checkpoints": info["checkpoints"][:1]}).encode(), "")
     return render(answers), note
 
 
-def add_heads(answers: Answers, run: Run, key: str, report: Report) -> None:
+def add_heads(answers: Answers, forward_pass: ForwardPass, key: str, report: Report) -> None:
     """Thumbnails, measures and effects of all heads."""
-    total, done = sum(info.heads for info in run.infos.values()), 0
-    for name, info in run.infos.items():
-        answers.add("thumbnails", path_of("thumbnails", run=key, name=name), run.thumbnails(name))
-        answers.add("measures", path_of("measures", run=key, name=name), run.measures(name))
+    total, done = sum(info.heads for info in forward_pass.infos.values()), 0
+    for name, info in forward_pass.infos.items():
+        answers.add("thumbnails", path_of("thumbnails", run=key, name=name), forward_pass.thumbnails(name))
+        answers.add("measures", path_of("measures", run=key, name=name), forward_pass.measures(name))
         for head in range(info.heads):
-            answers.add("effects", path_of("effect", run=key, name=name, head=head), run.effect(name, head))
+            answers.add("effects", path_of("effect", run=key, name=name, head=head), forward_pass.effect(name, head))
             done += 1
             report("head", done, total)
 
 
-def add_matrices(answers: Answers, run: Run, key: str, report: Report) -> None:
+def add_matrices(answers: Answers, forward_pass: ForwardPass, key: str, report: Report) -> None:
     """Matrices of all heads, of their means and of the rollout, from the last layer to the first."""
-    infos = list(reversed(run.infos.values()))
+    infos = list(reversed(forward_pass.infos.values()))
     views = [(info, str(head)) for info in infos for head in range(info.heads)]
-    pooled = ["mean", "max", "all-mean", "all-max"]
-    views += [(info, name) for info in infos for name in (*pooled, *(["rollout"] if info.kind == "self" else []))]
+    aggregates = ["mean", "max", "all-mean", "all-max"]
+    views += [(info, name) for info in infos for name in (*aggregates, *(["rollout"] if info.kind == "self" else []))]
     full = False  # the first that does not fit ends it, so that the largest are not left out one by one
     for number, (info, head) in enumerate(views):
         report("matrix", number + 1, len(views))
@@ -111,7 +111,7 @@ def add_matrices(answers: Answers, run: Run, key: str, report: Report) -> None:
             if full:
                 answers.left_out["tiles"] = answers.left_out.get("tiles", 0) + 1
                 continue
-            weights = run.tile(info.name, head, level, row, column, "max").cpu().numpy().astype(np.float16)
+            weights = forward_pass.tile(info.name, head, level, row, column, "max").cpu().numpy().astype(np.float16)
             full = not answers.add("tiles", tile, weights.tobytes(), "float16")
 
 
@@ -126,20 +126,20 @@ def tiles(info: AttentionInfo) -> Iterator[tuple[int, int, int]]:
                 yield level, row, column
 
 
-def add_outputs(answers: Answers, run: Run, key: str) -> None:
+def add_outputs(answers: Answers, forward_pass: ForwardPass, key: str) -> None:
     """Next tokens at the last positions, and the cells of one head, the first of the last attention."""
-    if run.checkpoint.spec.head.output in ("tokens", "classes"):
-        length = run.states.shape[1]
+    if forward_pass.checkpoint.spec.head.output in ("tokens", "classes"):
+        length = forward_pass.states.shape[1]
         for position in range(max(0, length - MAX_NEXT), length):
-            answers.add("positions", path_of("next", run=key, position=position), run.next_tokens(position))
+            answers.add("positions", path_of("next", run=key, position=position), forward_pass.next_tokens(position))
         if length > MAX_NEXT:
             answers.left_out["positions"] = answers.left_out.get("positions", 0) + length - MAX_NEXT
-    *_, info = run.infos.values()
+    *_, info = forward_pass.infos.values()
     explained = info.rows * info.columns <= MAX_CELLS
     for row in range(info.rows if explained else 0):
         for column in range(info.columns):
             cell = path_of("cell", run=key, name=info.name, head=0, row=row, column=column)
-            answers.add("cells", cell, run.cell(info.name, 0, row, column))
+            answers.add("cells", cell, forward_pass.cell(info.name, 0, row, column))
 
 
 def left_out_note(answers: Answers) -> str:

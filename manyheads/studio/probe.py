@@ -17,10 +17,10 @@ from manyheads.inspect.probe import (
     Label,
     LabelledTokens,
     LayerProbe,
+    check_single_stack,
     hash_weights,
     layer_names,
     next_token,
-    one_stack,
     only_frequent,
     position,
     previous_token,
@@ -69,7 +69,7 @@ class RunningProbe:
 
     def layer(self, index: int) -> Tree:
         """The probe of a layer; after the last one, the hash of the weights again."""
-        names = layer_names(one_stack(self.checkpoint.model))
+        names = layer_names(check_single_stack(self.checkpoint.model))
         if index >= len(names):
             raise UsageError(f"there is no layer {index}, expected 0 to {len(names) - 1}")
         while len(self.fitted) <= index:
@@ -94,13 +94,13 @@ def router(sessions: Sessions) -> APIRouter:
             checkpoint = sessions.choose(request.checkpoint, request.step).checkpoint
             rows, source = windows(checkpoint, request)
             tokens = LabelledTokens.from_rows(rows, label_of(checkpoint, request.label, rows), seed=request.seed)
-            made = RunningProbe(
+            running = RunningProbe(
                 checkpoint, hash_weights(checkpoint.model), probe_layers(checkpoint.model, tokens, seed=request.seed)
             )
-        session.probe = made
+        session.probe = running
         return {
-            "probe": made.key,
-            "layers": layer_names(one_stack(checkpoint.model)),
+            "probe": running.key,
+            "layers": layer_names(check_single_stack(checkpoint.model)),
             "windows": len(rows),
             "length": request.length,
             "source": source,
@@ -109,7 +109,7 @@ def router(sessions: Sessions) -> APIRouter:
             "fitted": int(tokens.fit.sum()),
             "tested": tokens.tested,
             "repeated": tokens.repeated,
-            "hash_before": made.weights_hash,
+            "hash_before": running.weights_hash,
         }
 
     @routes.get("/layer")
@@ -118,11 +118,11 @@ def router(sessions: Sessions) -> APIRouter:
         probe: Annotated[str, Query(max_length=64)],
         index: Annotated[int, Query(ge=0, le=1 << 20)],
     ) -> Tree:
-        held = sessions[session].probe
-        if held is None or held.key != probe:
-            raise UsageError("these probes are no longer held; start them again")
+        running = sessions[session].probe
+        if running is None or running.key != probe:
+            raise UsageError("these probes are no longer in memory; start them again")
         with sessions.lock:
-            return held.layer(index)
+            return running.layer(index)
 
     return routes
 
@@ -132,18 +132,18 @@ def router(sessions: Sessions) -> APIRouter:
 
 def windows(checkpoint: Checkpoint, request: ProbeRequest) -> tuple[list[list[int]], str]:
     """Rows of equal length without begin and end tokens, which would give positions away, and where they are from."""
-    model = one_stack(checkpoint.model)
+    model = check_single_stack(checkpoint.model)
     if forward.reads_images(checkpoint):
         raise UnsupportedError("probes on this page are for models that read tokens")
     checkpoint.check_length(request.length)
     count = max_tokens(model.last.spec, request) // request.length
     if count < MIN_WINDOWS:
         raise UsageError(f"{MIN_WINDOWS} windows of {request.length} tokens are too much for this model on a page")
-    rows = [] if request.windows == "random" else cut(text_ids(checkpoint, request.text), request.length)
+    rows = [] if request.windows == "random" else split_into_windows(text_ids(checkpoint, request.text), request.length)
     if len(rows) >= MIN_WINDOWS:
-        kept = checkpoint.rows_of(rows[:count])
+        windows = checkpoint.to_input_ids(rows[:count])
         of_all = f", the first of {len(rows):,}" if len(rows) > count else ""
-        return kept, f"{len(kept):,} windows of {request.length} tokens of the text{of_all}"
+        return windows, f"{len(windows):,} windows of {request.length} tokens of the text{of_all}"
     too_few = f"the text gives {len(rows):,} windows of {request.length} tokens, and a probe needs {MIN_WINDOWS}"
     if request.windows == "text":
         raise EmptyDataError(too_few, hint="give a longer text, shorter windows, or random ids")
@@ -169,7 +169,7 @@ def text_ids(checkpoint: Checkpoint, text: str) -> list[int]:
     return ids
 
 
-def cut(ids: Sequence[int], length: int) -> list[list[int]]:
+def split_into_windows(ids: Sequence[int], length: int) -> list[list[int]]:
     """Windows one after another; tokens after the last whole window are left out."""
     return [list(ids[start : start + length]) for start in range(0, len(ids) - length + 1, length)]
 
@@ -181,6 +181,6 @@ def label_of(checkpoint: Checkpoint, name: str, rows: Sequence[Sequence[int]]) -
     if name == "length":
         if checkpoint.tokenizer is None:
             raise UnsupportedError("without a tokenizer a token has no characters")
-        names = {one: len(checkpoint.generator.token_name(one)) for row in rows for one in row}
+        names = {token: len(checkpoint.generator.token_name(token)) for row in rows for token in row}
         return only_frequent(lambda ids, index: names[ids[index]], rows, MAX_CLASSES)
     return only_frequent(next_token if name == "next" else previous_token, rows, MAX_CLASSES)

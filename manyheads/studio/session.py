@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import ExpiredError, UsageError
 from manyheads.inspect.probe import hash_weights
-from manyheads.studio.views import Run
+from manyheads.studio.views import ForwardPass
 
 if TYPE_CHECKING:
     from manyheads.studio.probe import RunningProbe
-    from manyheads.studio.steps import RunSteps
+    from manyheads.studio.run_checkpoints import RunCheckpoints
 
-MAX_SESSIONS, MAX_RUNS = 8, 6
-MAX_BYTES = 2 << 30  # of the tensors of all runs of a session
+MAX_SESSIONS, MAX_FORWARD_PASSES = 8, 6
+MAX_BYTES = 2 << 30  # of the tensors of all forward passes of a session
 IDLE_SECONDS = 3600.0
 
 
@@ -39,33 +39,34 @@ class CheckpointRequest(BaseModel):
 
 @dataclass
 class Session:
-    """The runs of one page; those that were not used for the longest time go first."""
+    """The forward passes of one page; those that were not used for the longest time go first."""
 
-    runs: OrderedDict[str, Run] = field(default_factory=OrderedDict)
+    forward_passes: OrderedDict[str, ForwardPass] = field(default_factory=OrderedDict)
     used: float = field(default_factory=time.monotonic)
     probe: RunningProbe | None = None  # of the tab Probe, fitted layer by layer
 
-    def add(self, run: Run) -> str:
+    def add(self, forward_pass: ForwardPass) -> str:
         key = secrets.token_hex(8)
-        self.runs[key] = run
-        while len(self.runs) > 1 and (
-            len(self.runs) > MAX_RUNS or sum(one.num_bytes for one in self.runs.values()) > MAX_BYTES
+        self.forward_passes[key] = forward_pass
+        while len(self.forward_passes) > 1 and (
+            len(self.forward_passes) > MAX_FORWARD_PASSES
+            or sum(item.num_bytes for item in self.forward_passes.values()) > MAX_BYTES
         ):
-            self.runs.popitem(last=False)
+            self.forward_passes.popitem(last=False)
         return key
 
-    def __getitem__(self, key: str) -> Run:
+    def __getitem__(self, key: str) -> ForwardPass:
         try:
-            self.runs.move_to_end(key)
-            return self.runs[key]
+            self.forward_passes.move_to_end(key)
+            return self.forward_passes[key]
         except KeyError:
-            raise ExpiredError("this run is no longer held; run the text again") from None
+            raise ExpiredError("this forward pass is no longer in memory; run the text again") from None
 
     def keep(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Drops the runs of all other checkpoints."""
-        kept = {id(one) for one in checkpoints}
-        for key in [key for key, run in self.runs.items() if id(run.checkpoint) not in kept]:
-            del self.runs[key]
+        """Drops the forward passes of all other checkpoints."""
+        open_ids = {id(checkpoint) for checkpoint in checkpoints}
+        for key in [key for key, item in self.forward_passes.items() if id(item.checkpoint) not in open_ids]:
+            del self.forward_passes[key]
 
 
 @dataclass(frozen=True)
@@ -85,23 +86,23 @@ class Sessions:
 
     def __init__(
         self, checkpoints: Sequence[Checkpoint], paths: Sequence[str] = (), text: str = "",
-        steps: RunSteps | None = None,
+        run_checkpoints: RunCheckpoints | None = None,
     ) -> None:  # fmt: skip
         paths = [*paths, *("" for _ in checkpoints)][: len(checkpoints)]
-        self.shown = [ShownCheckpoint(*one) for one in zip(checkpoints, paths, strict=True)]
+        self.shown = [ShownCheckpoint(*pair) for pair in zip(checkpoints, paths, strict=True)]
         self.text = text
-        self.steps = steps  # of the first checkpoint, if it is a run's
+        self.run_checkpoints = run_checkpoints  # of the first checkpoint, if it is a run's
         self.lock = Lock()  # one computation at a time: they share the processor
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._opening = Lock()
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        return [one.checkpoint for one in self.shown]
+        return [shown.checkpoint for shown in self.shown]
 
     @property
     def names(self) -> list[str]:
-        return [one.path for one in self.shown]
+        return [shown.path for shown in self.shown]
 
     def choose(self, index: int, step: int | None = None) -> ShownCheckpoint:
         """An open checkpoint, or one of the run; what pages hold of one that is no longer loaded is freed."""
@@ -109,12 +110,12 @@ class Sessions:
             if not 0 <= index < len(self.shown):
                 raise UsageError(f"there is no checkpoint {index}, expected 0 to {len(self.shown) - 1}")
             return self.shown[index]
-        if self.steps is None:
+        if self.run_checkpoints is None:
             raise UsageError("the page shows no run with several checkpoints")
-        shown = self.steps[step]
+        shown = self.run_checkpoints[step]
         with self._opening:
             for session in self._sessions.values():
-                session.keep([*self.checkpoints, *self.steps.loaded])
+                session.keep([*self.checkpoints, *self.run_checkpoints.loaded])
         return shown
 
     def start(self) -> str:
@@ -144,5 +145,5 @@ class Sessions:
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for key in [key for key, one in self._sessions.items() if now - one.used > IDLE_SECONDS]:
+        for key in [key for key, session in self._sessions.items() if now - session.used > IDLE_SECONDS]:
             del self._sessions[key]

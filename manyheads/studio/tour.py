@@ -29,8 +29,8 @@ from manyheads.studio.tour_tables import (
     relation_tables,
 )
 
-BIG, DOG, SECOND_BIG = "the big dog and the big cat", 2, 5  # words, from 0
-RUN = ("I run a small business", "I went for a run")
+BIG_TEXT, DOG, SECOND_BIG = "the big dog and the big cat", 2, 5  # words, from 0
+RUN_TEXTS = ("I run a small business", "I went for a run")
 ROUNDING = 1e-4  # of the largest value: below it, two vectors of a model are equal
 
 
@@ -59,9 +59,11 @@ class Step:
 
     key: str
     title: str
-    text: str
+    text: str  # true for every model
     texts: tuple[str, ...] = ()
-    one_stack: bool = False
+    guide: str = ""  # after the text, what to see in the open model, if it can show the step
+    needs_transformer: bool = False
+    needs_single_stack: bool = False  # of a transformer: an encoder or a decoder, not both
     state: Callable[[Checkpoint], dict[str, str]] = no_state
     tables: Callable[[], list[Tree]] | None = None
     facts: Callable[[Checkpoint], list[Fact]] = no_facts
@@ -71,7 +73,7 @@ class Step:
         return {
             "key": self.key,
             "title": self.title,
-            "text": self.text,
+            "text": self.text if reason else f"{self.text} {self.guide}".strip(),
             "refusal": reason,
             "skipped": reason is not None and self.tables is None,
             "state": {} if reason else self.state(checkpoint),
@@ -94,24 +96,23 @@ def router(sessions: Sessions) -> APIRouter:
     @routes.get("/numbers")
     def numbers(session: Annotated[str, Query(max_length=64)], step: Annotated[str, Query(max_length=64)]) -> Tree:
         _ = sessions[session]
-        chosen = next((one for one in STEPS if one.key == step), None)
-        if chosen is None:
+        matching_steps = [candidate for candidate in STEPS if candidate.key == step]
+        if not matching_steps:
             raise UsageError(f"no step {quote(step)}")
         with sessions.lock:
-            return chosen.numbers(sessions.checkpoints[0])
+            return matching_steps[0].numbers(sessions.checkpoints[0])
 
     return routes
 
 
 def refusal(step: Step, checkpoint: Checkpoint) -> str | None:
     """Why the open model cannot show a step."""
-    if not step.one_stack and not step.texts:
-        return None
-    if checkpoint.has_source:
+    reads_one_text = step.needs_single_stack or step.texts
+    if reads_one_text and checkpoint.has_source:
         return "the open model reads a source and a target, and this step needs one text"
-    if forward.reads_images(checkpoint):
+    if reads_one_text and forward.reads_images(checkpoint):
         return "the open model reads images"
-    if step.one_stack and not isinstance(checkpoint.model, Transformer):
+    if (step.needs_transformer or step.needs_single_stack) and not isinstance(checkpoint.model, Transformer):
         return "the open model is no transformer"
     if step.texts and checkpoint.tokenizer is None:
         return "the open checkpoint has no tokenizer"
@@ -144,13 +145,13 @@ def word_tokens(text: forward.Text) -> list[list[int]]:
     return list(groups.values())
 
 
-def run(checkpoint: Checkpoint, text: str) -> tuple[forward.Text, Tape, Tensor]:
-    texts = forward.read(checkpoint, forward.Request(text))
+def run_text(checkpoint: Checkpoint, text: str) -> tuple[forward.Text, Tape, Tensor]:
+    texts = forward.read(checkpoint, forward.ForwardRequest(text))
     tape, states = forward.forward(checkpoint, texts, (), MAX_BYTES)
     return texts["text"], tape, states[0].float()
 
 
-def look(checkpoint: Checkpoint, text: str, query: int, key: int, layer: int = 0) -> dict[str, str]:
+def cell_state(checkpoint: Checkpoint, text: str, query: int, key: int, layer: int = 0) -> dict[str, str]:
     """The state of the tab Look at the cell of two words in one layer."""
     groups = word_tokens(forward.encode_text(checkpoint, text))
     stack = "decoder" if checkpoint.spec.decoder is not None else "encoder"
@@ -158,7 +159,7 @@ def look(checkpoint: Checkpoint, text: str, query: int, key: int, layer: int = 0
     return {"tab": "look", "text": text, "attention": f"{stack}.layers.{layer}.attention", "head": "0"} | cell
 
 
-def compare(first: str, second: str) -> dict[str, str]:
+def comparison_state(first: str, second: str) -> dict[str, str]:
     return {"tab": "look", "text": first, "compare": "text", "text2": second}
 
 
@@ -173,7 +174,7 @@ def strongest(tape: Tape, query: int, key: int) -> tuple[float, str]:
 
 def order_facts(checkpoint: Checkpoint) -> list[Fact]:
     """Compares the vectors of the same word in two texts that have the same words in another order."""
-    (first, _, a), (second, _, b) = (run(checkpoint, text) for text in ORDER)
+    (first, _, a), (second, _, b) = (run_text(checkpoint, text) for text in ORDER)
     partner = (0, 4, 2, 3, 1)  # the word of the second text for each of the first
     pairs = zip(word_tokens(first), (word_tokens(second)[i] for i in partner), strict=True)
     rows = [(i, j) for left, right in pairs for i, j in zip(left, right, strict=True)]
@@ -194,25 +195,28 @@ def order_facts(checkpoint: Checkpoint) -> list[Fact]:
 
 
 def big_facts(checkpoint: Checkpoint) -> list[Fact]:
-    text, tape, _ = run(checkpoint, BIG)
+    text, tape, _ = run_text(checkpoint, BIG_TEXT)
     groups = word_tokens(text)
     query, first, second = groups[DOG][-1], groups[1][-1], groups[SECOND_BIG][-1]
     attention = tape[0]
     weights = attention.weights()[0, :, query]
-    one, other = weights[:, first].tolist(), weights[:, second].tolist()
-    pairs = list(enumerate(zip(one, other, strict=True)))
+    to_first, to_second = weights[:, first].tolist(), weights[:, second].tolist()
+    pairs = list(enumerate(zip(to_first, to_second, strict=True)))
     facts = [Fact(f"Head {head} of layer 0: {a:.4f} and {b:.4f}.") for head, (a, b) in pairs[:4]]
     visible = attention.visible()
     if visible is not None and not visible[0, 0, query, second]:
-        return [*facts, Fact("The mask hides the second “big” from “dog”: exactly 0.", other == [0.0] * len(other))]
+        return [
+            *facts,
+            Fact("The mask hides the second “big” from “dog”: exactly 0.", to_second == [0.0] * len(to_second)),
+        ]
     alike = float((weights[:, first] - weights[:, second]).abs().max()) <= ROUNDING
     return [*facts, Fact("The weights are equal." if alike else "The weights differ: this model has positions.")]
 
 
 def run_facts(checkpoint: Checkpoint) -> list[Fact]:
     facts = []
-    for text in RUN:
-        words, (read, tape, _) = text.split(), run(checkpoint, text)
+    for text in RUN_TEXTS:
+        words, (read, tape, _) = text.split(), run_text(checkpoint, text)
         groups, at = word_tokens(read), text.split().index("run")
         weight, where = strongest(tape, groups[at][-1], groups[at - 1][-1])
         facts.append(Fact(f"“{text}”: the largest weight from “run” to “{words[at - 1]}” is {weight:.3f} ({where})."))
@@ -220,7 +224,7 @@ def run_facts(checkpoint: Checkpoint) -> list[Fact]:
 
 
 def prefer_facts(checkpoint: Checkpoint) -> list[Fact]:
-    read, tape, _ = run(checkpoint, PREFER)
+    read, tape, _ = run_text(checkpoint, PREFER)
     groups, words, visible = word_tokens(read), PREFER.split(), tape[0].visible()
     facts = []
     for query, key in ((1, 4), (4, 1)):
@@ -245,12 +249,6 @@ def cross_facts(checkpoint: Checkpoint) -> list[Fact]:
     return [Fact("The open model has no cross-attention to show; the table is computed from random vectors.")]
 
 
-def walk_state(checkpoint: Checkpoint) -> dict[str, str]:
-    """The tab Model at the first step to the open model; one of another architecture has no such steps."""
-    start = {"tab": "model", "model": "transformer-base"}
-    return start | ({"to": f"{CHECKPOINT}0", "walk": "0"} if isinstance(checkpoint.model, Transformer) else {})
-
-
 # --------------------------------------------------------------------------------------------------------------- steps
 
 
@@ -263,9 +261,10 @@ STEPS: Sequence[Step] = (
         "order",
         "Does the model see the order of words?",
         "Both texts have the same five words; only “man” and “dog” change places. Without positions and a mask, "
-        "attention gives each word the same row again, in another order. Compare the two matrices below.",
+        "attention gives each word the same row again, in another order.",
         ORDER,
-        state=fixed(**compare(*ORDER)),
+        guide="Compare the two matrices below.",
+        state=fixed(**comparison_state(*ORDER)),
         tables=order_tables,
         facts=order_facts,
     ),
@@ -274,8 +273,8 @@ STEPS: Sequence[Step] = (
         "Two equal words",
         "“big” stands before and after “dog”. Without positions both are the same vector, so “dog” must give them the "
         "same weight; a causal mask hides the later one, and its weight is exactly 0.",
-        (BIG,),
-        state=lambda checkpoint: look(checkpoint, BIG, DOG, SECOND_BIG),
+        (BIG_TEXT,),
+        state=lambda checkpoint: cell_state(checkpoint, BIG_TEXT, DOG, SECOND_BIG),
         tables=big_tables,
         facts=big_facts,
     ),
@@ -289,10 +288,10 @@ STEPS: Sequence[Step] = (
     Step(
         "run",
         "One word, two meanings",
-        "“run” is a verb in one text and a noun in the other, and the word before it tells which. Look for a head that "
-        "attends from “run” to the word before it in both.",
-        RUN,
-        state=lambda checkpoint: look(checkpoint, RUN[0], 1, 0) | {"compare": "text", "text2": RUN[1]},
+        "“run” is a verb in one text and a noun in the other, and the word before it tells which.",
+        RUN_TEXTS,
+        guide="Look for a head that attends from “run” to the word before it in both.",
+        state=lambda checkpoint: cell_state(checkpoint, RUN_TEXTS[0], 1, 0) | comparison_state(*RUN_TEXTS),
         facts=run_facts,
     ),
     Step(
@@ -315,9 +314,10 @@ STEPS: Sequence[Step] = (
         "relation",
         "A head as a grammatical relation",
         "In “I prefer the morning flight” the direct object of “prefer” is “flight”. A head that finds it would have "
-        "weight 1 there; the tables show such targets, and the numbers how close a head of the open model comes.",
+        "weight 1 there; the tables show such targets.",
         (PREFER,),
-        state=lambda checkpoint: look(checkpoint, PREFER, 4, 1),
+        guide="The numbers show how close a head of the open model comes.",
+        state=lambda checkpoint: cell_state(checkpoint, PREFER, 4, 1),
         tables=relation_tables,
         facts=prefer_facts,
     ),
@@ -325,9 +325,9 @@ STEPS: Sequence[Step] = (
         "pointers",
         "How far argmax heads see",
         "A head that takes only its highest weight is a pointer. With k such heads and the residual stream, each layer "
-        "multiplies what an output can see by k + 1, so n layers see at most (k + 1)ⁿ tokens. "
-        "The tab measures the open model.",
-        one_stack=True,
+        "multiplies what an output can see by k + 1, so n layers see at most (k + 1)ⁿ tokens.",
+        guide="The tab measures the open model.",
+        needs_single_stack=True,
         state=fixed(tab="field"),
         tables=pointer_tables,
     ),
@@ -336,14 +336,15 @@ STEPS: Sequence[Step] = (
         "Where does the model know positions?",
         "A linear classifier tries to read the position of a token from each layer. The embeddings tell it only if "
         "positions are added there; a causal mask alone lets later layers count.",
-        one_stack=True,
+        needs_single_stack=True,
         state=fixed(tab="probe", probe="position"),
     ),
     Step(
         "walk",
         "From the Transformer of 2017 to the open model",
-        "The tab Model swaps one part at a time. Press its “Next” to see what each step changes in the drawing and in "
-        "the number of parameters.",
-        state=walk_state,
+        "A model becomes another one by swapping one part at a time.",
+        guide="Press “Next” in the tab Model to see what each step changes in the drawing and in the parameters.",
+        needs_transformer=True,
+        state=fixed(tab="model", model="transformer-base", to=f"{CHECKPOINT}0", walk="0"),
     ),
 )  # fmt: skip

@@ -97,13 +97,13 @@ def cross_tables() -> list[Tree]:
 
 def relation_tables() -> list[Tree]:
     tokenizer = TokenizerSpec.choose("words").make([PREFER])
-    made = []
+    tables = []
     for title, toward, relation in PARSES:
         (links,) = targets_from_arcs([PREFER], [HEADS], [RELATIONS], tokenizer, toward=toward, relation=relation)
         matrix = torch.zeros(5, 5)
         matrix[tuple(torch.from_numpy(links).T)] = 1.0
-        made.append(table(title, PREFER, PREFER, matrix) | ({} if relation is None else {"sums": None}))
-    return made
+        tables.append(table(title, PREFER, PREFER, matrix) | ({} if relation is None else {"sums": None}))
+    return tables
 
 
 def pointer_tables() -> list[Tree]:

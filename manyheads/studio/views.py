@@ -19,14 +19,14 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.attribution import ScoreTerms, score_terms
 from manyheads.inspect.edit import ablate, check_head, edit
-from manyheads.inspect.measure import mean_measures, measure_heads, rollout
+from manyheads.inspect.measure import PATTERNS, mean_measures, measure_heads, rollout
+from manyheads.inspect.thumbnail import THUMBNAIL, Pool, pool_weights, to_shades
 from manyheads.model.recording import RecordedAttention, Tape
 from manyheads.parts.core import Dot, InnerProduct, repeat_kv
 from manyheads.spec import Tree, quote
 from manyheads.studio.forward import Head, Text, last_states, outputs
-from manyheads.studio.weights import Pool, block_of, pooled, row_scores
+from manyheads.studio.weights import block_of, row_scores
 
-THUMBNAIL = 48  # pixels
 THUMBNAIL_ROWS = 1024  # queries that a thumbnail is made of
 THUMBNAIL_BLOCK = 176  # of them computed at once
 TILE = 256
@@ -36,14 +36,6 @@ EFFECT_POSITIONS = 128  # positions at which the effect of a head is measured
 TOP = 200  # tokens listed for a position
 TEMPERATURES = [round(0.1 + 0.05 * i, 2) for i in range(59)]  # 0.1 to 3.0
 BLOCK = 1 << 22  # weights computed at once
-BADGES = {  # detectors: a measure, and the mean mass from which a head has the badge
-    "previous": 0.5,
-    "next": 0.5,
-    "self": 0.5,
-    "first": 0.5,
-    "same": 0.3,
-    "induction": 0.3,
-}
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ class AttentionInfo:
         return ceil(self.rows / self.pixel[0]), ceil(self.columns / self.pixel[1])
 
 
-class Run:
+class ForwardPass:
     """One recorded forward pass, and what was computed from it."""
 
     def __init__(self, checkpoint: Checkpoint, texts: dict[str, Text], tape: Tape, states: Tensor, off: Sequence[Head]):
@@ -147,13 +139,13 @@ class Run:
         return F.pad(weights[0].float(), (0, info.columns - weights.shape[-1]))
 
     def _over_layers(self, info: AttentionInfo, head: str, rows: slice) -> Tensor:
-        names = [one.name for one in self.infos.values() if (one.stack, one.kind) == (info.stack, info.kind)]
+        names = [other.name for other in self.infos.values() if (other.stack, other.kind) == (info.stack, info.kind)]
         result: Tensor | None = None
         for name in names:
-            one = self.rows(name, head.removeprefix("all-"), rows)
+            layer = self.rows(name, head.removeprefix("all-"), rows)
             if result is not None:
-                one = result + one if head == "all-mean" else torch.maximum(result, one)
-            result = one
+                layer = result + layer if head == "all-mean" else torch.maximum(result, layer)
+            result = layer
         assert result is not None
         return result / len(names) if head == "all-mean" else result
 
@@ -161,9 +153,9 @@ class Run:
         info = self.info(name)
         if info.kind != "self" or info.rows > MAX_ROLLOUT:
             raise UnsupportedError(f"rollout is for self-attention of up to {MAX_ROLLOUT:,} tokens")
-        return self._kept(("rollout", info.stack), lambda: rollout(self.tape, info.stack)[0]).float()
+        return self._cached(("rollout", info.stack), lambda: rollout(self.tape, info.stack)[0]).float()
 
-    def _kept(self, key: tuple[Any, ...], compute: Callable[[], Tensor]) -> Tensor:
+    def _cached(self, key: tuple[Any, ...], compute: Callable[[], Tensor]) -> Tensor:
         """A tensor that is computed once, and kept until others are used more recently."""
         if key not in self._bands:
             self._bands[key] = compute()
@@ -180,7 +172,7 @@ class Run:
         if first >= info.rows or column * TILE * step >= info.columns:
             raise UsageError(f"there is no tile {row}, {column} at level {level}")
         rows = slice(first, min(info.rows, first + TILE * step))
-        band = self._kept((name, head, level, row, pool), lambda: self._band(info, head, rows, step, pool))
+        band = self._cached((name, head, level, row, pool), lambda: self._band(info, head, rows, step, pool))
         return band[:, column * TILE : (column + 1) * TILE]
 
     def _band(self, info: AttentionInfo, head: str, rows: slice, step: int, pool: Pool) -> Tensor:
@@ -190,7 +182,7 @@ class Run:
         parts = []
         for start in range(rows.start, rows.stop, block):
             weights = self.rows(info.name, head, slice(start, min(rows.stop, start + block)))
-            parts.append(weights if step == 1 else pooled(weights[None], step, step, pool)[0])
+            parts.append(weights if step == 1 else pool_weights(weights[None], step, step, pool)[0])
         return torch.cat(parts)
 
     @torch.no_grad()
@@ -201,9 +193,10 @@ class Run:
         """
         info = self.info(name)
         width = info.thumbnail[1]
-        rows = [F.pad(pooled(one, *info.pixel, "max"), (0, width))[..., :width] for one in self.thumbnail_weights(name)]
-        picture = torch.cat(rows, dim=1).float()
-        return picture.clamp(0, 1).sqrt().mul(255).round().to(torch.uint8).cpu().numpy().tobytes()
+        rows = [
+            F.pad(pool_weights(block, *info.pixel), (0, width))[..., :width] for block in self.thumbnail_weights(name)
+        ]
+        return to_shades(torch.cat(rows, dim=1).float(), 255).cpu().numpy().tobytes()
 
     def thumbnail_weights(self, name: str) -> Iterator[Tensor]:
         """The rows of thumbnails in blocks, H×N×M, without the columns that a causal mask hides from all."""
@@ -228,27 +221,16 @@ class Run:
         ids = torch.tensor([text.ids], device=calls[0].query.device) if len(text.ids) == info.columns else None
         measured = mean_measures([measure_heads(call, ids if info.kind == "self" else None) for call in calls])
         heads = [measured.to_dict(head) for head in range(info.heads)]
-        return {"heads": [one | {"badges": badges(one, info)} for one in heads], "trust": self.trust(name)}
+        return {
+            "heads": [measures | {"badges": badges(measures, info)} for measures in heads],
+            "trust": self.trust(name),
+        }
 
     @torch.no_grad()
     def trust(self, name: str) -> Tree:
         """Of one attention: how far rows are from a sum of 1, the largest masked weight, recorded − recomputed."""
-        info, largest = self.info(name), {"row_sum": 0.0, "masked": 0.0, "difference": 0.0}
-        for call in self.tape.calls(name):
-            value = repeat_kv(call.value, call.query)[0]
-            count, step = call.query.shape[2], max(1, BLOCK // (info.heads * call.key.shape[2]))
-            for start in range(0, count, step):
-                rows = slice(start, min(count, start + step))
-                columns, mask, weights = block_of(call, rows)
-                total = weights.sum(dim=-1).float()
-                found = {"row_sum": torch.where(total == 0, 0, total - 1)}
-                if mask.dense is not None:
-                    found["masked"] = weights.masked_fill(mask.dense[0], 0)
-                if call.output is not None:
-                    found["difference"] = weights @ value[:, columns] - call.output[0, :, rows]
-                largest = {key: max(largest[key], float(found[key].abs().max())) if key in found else largest[key]
-                           for key in largest}  # fmt: skip
-        return largest | {"causal": info.causal}
+        checks = [call.check() for call in self.tape.calls(name)]
+        return {key: max(check[key] for check in checks) for key in checks[0]} | {"causal": self.info(name).causal}
 
     # ------------------------------------------------------------------------------------------------------------ cell
 
@@ -282,7 +264,7 @@ class Run:
             query = call.core.query_transform(call.query[:, :, local : local + 1])[0, head, 0].float()
             key = repeat_kv(call.key, call.query)[0, head, column].float()
             dot = float(query @ key)
-            tree |= {"query": rounded(query), "key": rounded(key), "dot": dot, "scale": call.core.scale}
+            tree |= {"query": round_values(query), "key": round_values(key), "dot": dot, "scale": call.core.scale}
             tree["bias"] = float(scores[column]) - dot * call.core.scale if call.bias is not None else 0.0
         return tree | {"terms": self._terms(info, call, head, row, column)}
 
@@ -302,13 +284,13 @@ class Run:
 
         def of_row() -> Tensor:
             terms = score_terms(self.checkpoint.model, ids, head, slice(row, row + 1))
-            return torch.cat([getattr(terms, one.name) for one in fields(terms)])
+            return torch.cat([getattr(terms, field.name) for field in fields(terms)])
 
         try:
-            values = self._kept(("terms", head, row), of_row)[:, column].tolist()
+            values = self._cached(("terms", head, row), of_row)[:, column].tolist()
         except UnsupportedError:
             return None
-        return dict(zip((one.name for one in fields(ScoreTerms)), values, strict=True))
+        return dict(zip((field.name for field in fields(ScoreTerms)), values, strict=True))
 
     # --------------------------------------------------------------------------------------------------------- outputs
 
@@ -325,7 +307,7 @@ class Run:
         names = [self._output_name(token) for token in top.indices.tolist()]
         return {
             "position": position if head.per_token else None,
-            "tokens": [list(one) for one in zip(top.indices.tolist(), names, top.values.tolist(), strict=True)],
+            "tokens": [list(token) for token in zip(top.indices.tolist(), names, top.values.tolist(), strict=True)],
             "temperatures": TEMPERATURES,
             "log_sums": sums.tolist(),
             "vocab": len(logits),
@@ -355,7 +337,7 @@ class Run:
         """How much the output changes without a head: KL(p ‖ p without it) in nats, or 1 − cosine of vectors."""
         check_head(name, head, self.info(name).heads)
         off = (*self.off, (name, head))
-        with edit(self.checkpoint.model, *(ablate(one, head=number) for one, number in off)):
+        with edit(self.checkpoint.model, *(ablate(attention, head=number) for attention, number in off)):
             without = self._for_effect(last_states(self.checkpoint, self.texts))
         base = self._effect_outputs
         if self.checkpoint.spec.head.output in ("tokens", "classes"):
@@ -378,8 +360,8 @@ def badges(measures: dict[str, float], info: AttentionInfo) -> list[str]:
     """The patterns of a head: those whose mean mass reaches the threshold of their detector."""
     if info.kind != "self":
         return []
-    return [name for name, least in BADGES.items() if measures[name] >= least]
+    return [name for name, pattern in PATTERNS.items() if measures[name] >= pattern.threshold]
 
 
-def rounded(vector: Tensor) -> list[float]:
+def round_values(vector: Tensor) -> list[float]:
     return [round(value, 5) for value in vector.tolist()]

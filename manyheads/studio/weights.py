@@ -1,18 +1,12 @@
-"""Attention weights of a recorded call in blocks of rows, pooled to pixels, and the scores of one query."""
+"""Attention weights of a recorded call in blocks of rows, and the scores of one query."""
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.model.recording import RecordedAttention
 from manyheads.parts.core import block_arguments, repeat_kv
 from manyheads.parts.mask import Mask
-
-Pool = Literal["mean", "max"]
 
 
 def block_of(call: RecordedAttention, rows: slice, head: int | None = None) -> tuple[slice, Mask, Tensor]:
@@ -24,29 +18,11 @@ def block_of(call: RecordedAttention, rows: slice, head: int | None = None) -> t
     mask = call.mask.submask(rows, columns)
     query, key, bias = call.query, call.key, call.bias
     if head is not None:
-        kv_head, one = head * key.shape[1] // query.shape[1], slice(head, head + 1)
-        query, key = query[:, one], key[:, kv_head : kv_head + 1]
-        bias = bias if bias is None or bias.shape[1] == 1 else bias[:, one]
+        kv_head, heads = head * key.shape[1] // query.shape[1], slice(head, head + 1)
+        query, key = query[:, heads], key[:, kv_head : kv_head + 1]
+        bias = bias if bias is None or bias.shape[1] == 1 else bias[:, heads]
     block = block_arguments(rows, columns, k=key, positions=call.positions, bias=bias)
     return columns, mask, call.core.weights(query[:, :, rows], mask=mask, **block)[0]
-
-
-def pooled(weights: Tensor, height: int, width: int, pool: Pool) -> Tensor:
-    """The largest or mean weight of each height × width cells, H×L×M → H×⌈L/height⌉×⌈M/width⌉."""
-    if height == width == 1:
-        return weights
-    if pool == "max":
-        return max_of_groups(max_of_groups(weights, 2, width), 1, height)
-    return F.avg_pool2d(weights[:, None], (height, width), ceil_mode=True, count_include_pad=False)[:, 0]
-
-
-def max_of_groups(weights: Tensor, dim: int, size: int) -> Tensor:
-    """The largest of each `size` neighbours in a dimension, whose last group may be smaller. Copies no weights."""
-    groups, rest = divmod(weights.shape[dim], size)
-    result = weights.narrow(dim, 0, groups * size).unflatten(dim, (groups, size)).amax(dim=dim + 1)
-    if not rest:
-        return result
-    return torch.cat([result, weights.narrow(dim, groups * size, rest).amax(dim=dim, keepdim=True)], dim=dim)
 
 
 def row_scores(call: RecordedAttention, head: int, row: int) -> Tensor:

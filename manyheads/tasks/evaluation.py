@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.order import batch_by_length
 from manyheads.data.source import Corpus, Row
-from manyheads.data.tokenized import InMemoryRows
+from manyheads.data.tokenized import InMemoryDataset
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.generate.config import (
     CheckpointSettings,
@@ -141,7 +141,7 @@ def evaluate_loss(evaluation: Evaluation) -> tuple[EvalResult, NDArray[np.int64]
         raise UnsupportedError("this tokenizer encodes sources only, so the loss of targets cannot be computed")
     labels = class_names(checkpoint) if "label" in data.fields else ()
     patched_rows = patchify_rows(list(data.rows), data.fields, checkpoint.spec)
-    rows = InMemoryRows(patched_rows, checkpoint.tokenizer, data.fields, labels).rows
+    rows = InMemoryDataset(patched_rows, checkpoint.tokenizer, data.fields, labels).rows
     if task.eval_in_windows:
         window = max(1, (evaluation.max_length or WINDOW) - task.num_special_tokens)
         rows = [(ids[i : i + window],) for (ids,) in rows for i in range(0, len(ids), window)]

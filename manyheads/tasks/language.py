@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from manyheads.checkpoint.checkpoint import Checkpoint, check_texts
 from manyheads.data.source import Row
-from manyheads.data.tokenized import InMemoryRows
+from manyheads.data.tokenized import InMemoryDataset
 from manyheads.data.tokenizer import SPECIAL_SPELLINGS
 from manyheads.errors import (
     CheckpointConfigError,
@@ -129,7 +129,7 @@ def text_ids(evaluation: Evaluation, rows: Sequence[Row]) -> list[NDArray[np.int
     """Returns texts as ids after the bos token, and before the eos token if the model was trained to predict it."""
     special_tokens = evaluation.special_tokens
     end = [special_tokens.eos] if evaluation.from_run else []
-    encoded_rows = InMemoryRows(rows, evaluation.checkpoint.tokenizer, ("text",))
+    encoded_rows = InMemoryDataset(rows, evaluation.checkpoint.tokenizer, ("text",))
     return [
         np.concatenate(([special_tokens.bos], ids, end)).astype(np.int64) for (ids,) in encoded_rows.rows if len(ids)
     ]
@@ -248,7 +248,7 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
         result, targets = evaluate_loss(evaluation)
         scores, train_rows = dict(result.scores), evaluation.data.train_rows
         if train_rows:
-            encoded_rows = InMemoryRows(train_rows, evaluation.checkpoint.tokenizer, ("text",)).rows
+            encoded_rows = InMemoryDataset(train_rows, evaluation.checkpoint.tokenizer, ("text",)).rows
             unigram = Unigram((ids for (ids,) in encoded_rows), evaluation.special_tokens.vocab_size)
             accuracy = float((targets == unigram.log_probs_V.argmax()).mean())
             scores["unigram"] = {"loss": float(unigram.nats(targets).mean()), "accuracy": accuracy}

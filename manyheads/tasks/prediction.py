@@ -117,4 +117,4 @@ def parse_row(text: str, index: int = 0) -> list[int]:
 
 def parse_ids(checkpoint: Checkpoint, texts: Sequence[str]) -> list[list[int]]:
     """Parses token ids that a model can read."""
-    return checkpoint.rows_of([parse_row(text, index) for index, text in enumerate(texts)])
+    return checkpoint.to_input_ids([parse_row(text, index) for index, text in enumerate(texts)])

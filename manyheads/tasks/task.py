@@ -293,16 +293,14 @@ def predict(
         raise UsageError(f"mask_token_id is {quote(mask_token_id)}, expected a token id")
     generation = generation_config(checkpoint.generation_settings, **settings)
     options = PredictOptions(generation, num_fills=num_fills, mask_token_id=mask_token_id, loops=loops)
-    predictor, texts = (
-        Predictor.from_checkpoint(checkpoint, options, truncate=truncate),
-        [text] if isinstance(text, str) else text,
-    )
-    results = dict(predictor.results(texts))
+    pipeline = Pipeline.from_checkpoint(checkpoint, options, truncate=truncate)
+    texts = [text] if isinstance(text, str) else text
+    results = dict(pipeline.results(texts))
     return results[0] if isinstance(text, str) else [results[i] for i in range(len(texts))]
 
 
 @dataclass(frozen=True)
-class Predictor:
+class Pipeline:
     """A checkpoint with its task, applied to texts."""
 
     checkpoint: Checkpoint
@@ -310,8 +308,8 @@ class Predictor:
     options: PredictOptions
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, options: PredictOptions, *, truncate: bool) -> Predictor:
-        """A predictor; raises if the model reads no texts, or its task cannot do what the options ask for."""
+    def from_checkpoint(cls, checkpoint: Checkpoint, options: PredictOptions, *, truncate: bool) -> Pipeline:
+        """A pipeline; raises if the model reads no texts, or its task cannot do what the options ask for."""
         checkpoint.check_reads_text()
         task = task_of(checkpoint)
         task.check_options(options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.data.order import batch_by_length, pack_documents, sample_indices
-from manyheads.data.tokenized import TokenRows
+from manyheads.data.tokenized import TokenizedDataset
 from manyheads.parts.inputs import Inputs
 from manyheads.tasks.auxiliary import add_attention_targets
 from manyheads.tasks.batch import IGNORE_INDEX, Batch
@@ -20,23 +20,25 @@ from manyheads.training.preparation import PreparedRun
 from manyheads.training.store import TrainState
 
 
-def row_lengths(run: PreparedRun, rows: TokenRows) -> np.ndarray:
+def row_lengths(run: PreparedRun, dataset: TokenizedDataset) -> np.ndarray:
     """Returns the number of tokens of each row, special tokens included, as rows × texts."""
     task = run.spec.task
-    lengths = task.lengths([rows.lengths(name) for name in rows.fields if name != "label"])
+    lengths = task.lengths([dataset.lengths(name) for name in dataset.fields if name != "label"])
     return lengths if task.packable else lengths + task.max_special_tokens(run.special_tokens) - task.num_special_tokens
 
 
-class BatchPlan:
-    """All batches of one epoch. With `max_rows`, the batches of an evaluation, whose rows do not depend on the seed."""
+class BatchLoader:
+    """All batches of one epoch, as of a DataLoader. With `max_rows`, those of an evaluation, the same for all seeds."""
 
-    def __init__(self, run: PreparedRun, rows: TokenRows, *, epoch: int = 0, max_rows: int | None = None) -> None:
-        self.run, self.rows, self.epoch, self.pack = run, rows, epoch, run.spec.train.pack
-        self.seed, self.lengths = run.spec.seed if max_rows is None else 0, row_lengths(run, rows)
+    def __init__(
+        self, run: PreparedRun, dataset: TokenizedDataset, *, epoch: int = 0, max_rows: int | None = None
+    ) -> None:
+        self.run, self.dataset, self.epoch, self.pack = run, dataset, epoch, run.spec.train.pack
+        self.seed, self.lengths = run.spec.seed if max_rows is None else 0, row_lengths(run, dataset)
         batch_tokens = run.spec.train.batch_tokens
         self.batches: Sequence[Any]  # arrays of row indices; with packing, lists of arrays of (row, start, stop)
         if self.pack is None:
-            index = np.arange(len(rows)) if max_rows is None else sample_indices(len(rows), max_rows)
+            index = np.arange(len(dataset)) if max_rows is None else sample_indices(len(dataset), max_rows)
             # a training row must fit into a batch, an evaluated row need not
             max_tokens = max(batch_tokens, 0 if max_rows is None else int(self.lengths[index].sum(1).max()))
             batches = batch_by_length(self.lengths[index], self.seed, epoch, max_tokens=max_tokens)
@@ -58,14 +60,17 @@ class BatchPlan:
         batch = self.batches[index]
         return len(batch), int(self.lengths[batch].sum(1).max()) if self.pack is None else self.pack
 
-    def batch(self, index: int) -> Batch:
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: int) -> Batch:
         task, special_tokens = self.run.spec.task, self.run.special_tokens
         rng = np.random.default_rng([self.seed, self.epoch, index])
         if self.pack is None:
-            return task.batch([self.rows[i] for i in self.row_indices(index)], special_tokens, rng)
+            return task.batch([self.dataset[i] for i in self.row_indices(index)], special_tokens, rng)
         assert isinstance(task, PackableTask)
         rows = self.batches[index]
-        chunks = [task.chunk(self.rows[i][0], start, stop) for row in rows for i, start, stop in row.tolist()]
+        chunks = [task.chunk(self.dataset[i][0], start, stop) for row in rows for i, start, stop in row.tolist()]
         return pack_batch(
             task.batch_chunks(chunks, special_tokens, rng), [len(row) for row in rows], self.pack, special_tokens.pad
         )
@@ -99,21 +104,21 @@ class BatchStream:
     def __init__(self, run: PreparedRun, state: TrainState | None = None) -> None:
         self.run, self.state = run, state or TrainState()
         self.row_indices: tuple[int, ...] = ()  # training rows of the last batch
-        self._plan: BatchPlan | None = None
+        self._loader: BatchLoader | None = None
 
-    def plan(self) -> BatchPlan:
-        """Returns the batches of the current epoch."""
-        if self._plan is None or self._plan.epoch != self.state.epoch:
-            self._plan = BatchPlan(self.run, self.run.train_rows, epoch=self.state.epoch)
-        return self._plan
+    def loader(self) -> BatchLoader:
+        """Returns the loader of the current epoch."""
+        if self._loader is None or self._loader.epoch != self.state.epoch:
+            self._loader = BatchLoader(self.run, self.run.train_dataset, epoch=self.state.epoch)
+        return self._loader
 
     def next(self) -> Batch:
         state = self.state
-        if state.batch >= len(self.plan()):
+        if state.batch >= len(self.loader()):
             state.epoch, state.batch = state.epoch + 1, 0
-        plan, index = self.plan(), state.batch
+        loader, index = self.loader(), state.batch
         state.batch += 1
-        self.row_indices = plan.row_indices(index)
+        self.row_indices = loader.row_indices(index)
         targets = {name: [rows[i] for i in self.row_indices] for name, rows in self.run.attention_targets.items()}
-        batch = plan.batch(index)
+        batch = loader[index]
         return add_attention_targets(batch, self.run.spec.task, self.run.special_tokens, targets) if targets else batch

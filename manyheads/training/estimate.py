@@ -96,12 +96,12 @@ def estimate_run(
 def estimate_epoch(run: PreparedRun) -> EpochEstimate:
     """Makes and counts the first batches of an epoch."""
     stream = BatchStream(run)
-    count = len(stream.plan())
+    count = len(stream.loader())
     batches = (stream.next() for _ in range(min(count, MAX_COUNTED_BATCHES)))
     counts = [(batch.num_tokens, batch_positions(batch)) for batch in batches]
     tokens, positions = map(sum, zip(*counts, strict=True))
     return EpochEstimate(
-        rows=len(run.train_rows),
+        rows=len(run.train_dataset),
         batches=count,
         tokens=round(tokens * count / len(counts)),
         padding=1 - tokens / positions,

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from manyheads.data.tokenized import TokenizedRows, TokenRows, TruncatedRows, fingerprint, read_index
+from manyheads.data.tokenized import OnDiskDataset, TokenizedDataset, TruncatedDataset, fingerprint, read_index
 from manyheads.errors import (
     CheckpointNotFoundError,
     RunChangedError,
@@ -281,23 +281,25 @@ def data_hashes(run: PreparedRun) -> Tree:
     fields = [run.attention_targets[name] for name in sorted(run.attention_targets)]
     targets = [array for rows in fields for array in (np.array([*map(len, rows)]), *rows)]
     data = {
-        "train_rows": hash_rows(run.train_rows),
-        "validation_rows": hash_rows(run.validation_rows),
+        "train_rows": hash_dataset(run.train_dataset),
+        "validation_rows": hash_dataset(run.validation_dataset),
         "attention_targets": hash_arrays(json.dumps(sorted(run.attention_targets)), targets) if targets else "",
         "labels": hash_arrays(json.dumps(run.labels)) if run.labels else "",
     }
     return {"schema": 1, "data": data, "tokenizer": {"hash": fingerprint(run.tokenizer)[:16] if run.tokenizer else ""}}
 
 
-def hash_rows(rows: TokenRows) -> str:
+def hash_dataset(dataset: TokenizedDataset) -> str:
     """Hashes every id. The index of tokenized rows has hashes, which were checked when the files were opened."""
-    if isinstance(rows, TruncatedRows):
-        return hash_arrays(json.dumps([rows.max_lengths, hash_rows(rows.rows)]))
-    if isinstance(rows, TokenizedRows):
-        split = read_index(rows.folder.parent)["splits"][rows.folder.name]
-        return hash_arrays(json.dumps([rows.fields, split], sort_keys=True))
-    arrays = chain((rows.lengths(name) for name in rows.fields), chain.from_iterable(rows[i] for i in range(len(rows))))
-    return hash_arrays(json.dumps([len(rows), rows.fields]), arrays)
+    if isinstance(dataset, TruncatedDataset):
+        return hash_arrays(json.dumps([dataset.max_lengths, hash_dataset(dataset.dataset)]))
+    if isinstance(dataset, OnDiskDataset):
+        split = read_index(dataset.folder.parent)["splits"][dataset.folder.name]
+        return hash_arrays(json.dumps([dataset.fields, split], sort_keys=True))
+    arrays = chain(
+        (dataset.lengths(name) for name in dataset.fields), chain.from_iterable(dataset[i] for i in range(len(dataset)))
+    )
+    return hash_arrays(json.dumps([len(dataset), dataset.fields]), arrays)
 
 
 def hash_arrays(header: str, arrays: Iterable[np.ndarray] = ()) -> str:

@@ -23,7 +23,7 @@ from manyheads.model.builder import Model, manual_seed, resolve_device
 from manyheads.spec import Tree
 from manyheads.tasks.auxiliary import loss_with_auxiliary, term_counts, total_loss
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, LossSum
-from manyheads.training.batches import BatchPlan, BatchStream
+from manyheads.training.batches import BatchLoader, BatchStream
 from manyheads.training.events import (
     Change,
     ConfigChanged,
@@ -208,12 +208,12 @@ def train_loop(
             yield Evaluated(state.step, metrics)
         reason = state.stop_reason(best) or should_stop()
         if improved or (state.step % settings.save_every == 0 and not state.consecutive_skips):
-            run.train_rows.check()  # no checkpoint was trained on rows that changed
+            run.train_dataset.check()  # no checkpoint was trained on rows that changed
             yield checkpointer.save(state, best=improved)
             checkpointer.check(MAX_FAILED_SAVES)
             reason = reason or should_stop()
     if checkpointer.last_saved_state != state:
-        run.train_rows.check()
+        run.train_dataset.check()
         yield checkpointer.save(state, best=improved)
         checkpointer.check(1)
         if checkpointer.last_saved_state != state:
@@ -373,25 +373,25 @@ def validate(model: Model, run: PreparedRun, should_stop: ShouldStop = lambda: N
     """
     model.eval()
     device, total = next(model.parameters()).device, LossSum()
-    plan = BatchPlan(run, run.validation_rows, max_rows=run.spec.train.eval_rows)
-    for i in range(len(plan)):
+    loader = BatchLoader(run, run.validation_dataset, max_rows=run.spec.train.eval_rows)
+    for batch in loader:
         if should_stop():
             raise Interrupted
         with autocast(device):
-            total.add(run.spec.task.loss(model, plan.batch(i).to(device)))
+            total.add(run.spec.task.loss(model, batch.to(device)))
     return total.metrics() | generation_metrics(model, run, should_stop)
 
 
 def generation_metrics(model: Model, run: PreparedRun, should_stop: ShouldStop) -> dict[str, float]:
     """Returns metrics of greedy decoding, if the task defines any."""
-    rows, best = run.validation_rows, run.spec.train.best
+    dataset, best = run.validation_dataset, run.spec.train.best
 
     def groups() -> Iterator[list[Any]]:
-        index = sample_indices(len(rows), run.spec.train.eval_rows).tolist()
+        index = sample_indices(len(dataset), run.spec.train.eval_rows).tolist()
         for start in range(0, len(index), GENERATED_ROWS):
             if should_stop():
                 raise Interrupted
-            yield [rows[i] for i in index[start : start + GENERATED_ROWS]]
+            yield [dataset[i] for i in index[start : start + GENERATED_ROWS]]
 
     checkpoint, extra_metric = Checkpoint(model, run.tokenizer), best.metric if best else None
     return run.spec.task.generation_metrics(checkpoint, groups(), run.special_tokens, extra_metric=extra_metric)

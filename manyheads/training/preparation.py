@@ -17,7 +17,13 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.checkpoint.loading import load
 from manyheads.data.attention_targets import AttentionTargets
 from manyheads.data.source import NON_TEXT_FIELDS, Corpus
-from manyheads.data.tokenized import InMemoryRows, TokenizedRows, TokenRows, TruncatedRows, resolve_tokenizer_spec
+from manyheads.data.tokenized import (
+    InMemoryDataset,
+    OnDiskDataset,
+    TokenizedDataset,
+    TruncatedDataset,
+    resolve_tokenizer_spec,
+)
 from manyheads.data.tokenizer import TokenizerSpec, special_ids
 from manyheads.errors import CheckpointTokenizerError, IncompatibleError, OutOfRangeError, TokenizerError
 from manyheads.files.tokenizer import encode_texts
@@ -51,8 +57,8 @@ class PreparedRun(PreparedData):
 
     spec: RunSpec
     labels: tuple[str, ...]
-    train_rows: TokenRows
-    validation_rows: TokenRows
+    train_dataset: TokenizedDataset
+    validation_dataset: TokenizedDataset
     num_truncated: tuple[int, int] = (0, 0)  # training and validation rows
     # by the name of a guided loss, the targets of each training row
     attention_targets: dict[str, list[AttentionTargets]] = field(default_factory=dict)
@@ -81,20 +87,20 @@ def prepare(spec: RunSpec) -> PreparedRun:
     labels = label_order(corpus.labels(), data.init_checkpoint) if "label" in fields else ()
     model_spec = fill_sizes(data.model_spec, vocab_size=special_tokens.vocab_size, num_labels=len(labels))
 
-    def encode(split: str) -> TokenRows:
+    def encode(split: str) -> TokenizedDataset:
         if folder:
-            return TokenizedRows(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
+            return OnDiskDataset(folder, split, tokenizer=tokenizer, fields=fields, labels=labels)
         rows = patchify_rows(corpus.select(corpus.splits[split], fields), fields, model_spec)
-        return InMemoryRows(rows, tokenizer, fields, labels)
+        return InMemoryDataset(rows, tokenizer, fields, labels)
 
     limits = text_limits(spec, fields, model_spec, special_tokens)
-    train, validation = (TruncatedRows(encode(split), limits) for split in ("train", "validation"))
+    train, validation = (TruncatedDataset(encode(split), limits) for split in ("train", "validation"))
     return PreparedRun(
         **vars(replace(data, model_spec=model_spec)),
         spec=spec,
         labels=labels,
-        train_rows=train if limits else train.rows,
-        validation_rows=validation if limits else validation.rows,
+        train_dataset=train if limits else train.dataset,
+        validation_dataset=validation if limits else validation.dataset,
         num_truncated=(train.num_truncated, validation.num_truncated),
         attention_targets=prepare_attention_targets(spec, corpus, tokenizer, limits),
     )

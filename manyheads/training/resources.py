@@ -14,7 +14,7 @@ from manyheads.files.write import free_bytes
 from manyheads.model.builder import Model, build_meta
 from manyheads.model.cost import BYTES, MAX_RECURRENT_LENGTH, dummy_inputs, format_bytes, saved_bytes
 from manyheads.tasks.batch import Batch
-from manyheads.training.batches import BatchPlan
+from manyheads.training.batches import BatchLoader
 from manyheads.training.lora import add_lora
 from manyheads.training.optim import trainable
 from manyheads.training.preparation import PreparedRun, freeze
@@ -45,13 +45,13 @@ def estimate_resources(
     run: PreparedRun, folder: Path | None = None, device: torch.device | str = "cpu"
 ) -> ResourceEstimate:
     """Counts bytes on the meta device; activations are for the largest batch, or the batch with the longest row."""
-    plan = BatchPlan(run, run.train_rows)
-    shapes = [plan.shape(i) for i in range(len(plan))]
+    loader = BatchLoader(run, run.train_dataset)
+    shapes = [loader.shape(i) for i in range(len(loader))]
     largest = {
         shapes.index(max(shapes, key=key)) for key in (lambda shape: shape[0] * shape[1], lambda shape: shape[1])
     }
     model = build_meta(run.model_spec)
-    activations, shape = max(activation_bytes(run, model, plan.batch(i)) for i in largest)
+    activations, shape = max(activation_bytes(run, model, loader[i]) for i in largest)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     weights, gradients = BYTES * parameters, BYTES * trainable_count(run, model)
     optimizer_state = (MOMENTS + bool(run.spec.optim.ema_decay)) * gradients
@@ -103,8 +103,8 @@ def logits_bytes(run: PreparedRun, positions: int) -> int:
 
 
 def evaluation_shapes(run: PreparedRun) -> list[tuple[int, int]]:
-    plan = BatchPlan(run, run.validation_rows, max_rows=run.spec.train.eval_rows)
-    return [plan.shape(i) for i in range(len(plan))]
+    loader = BatchLoader(run, run.validation_dataset, max_rows=run.spec.train.eval_rows)
+    return [loader.shape(i) for i in range(len(loader))]
 
 
 def check_resources(needs: ResourceEstimate) -> None:

@@ -155,7 +155,7 @@ def limit_lengths(draft: RunFileDraft) -> RunFileDraft:
     suggestion = draft.suggestion
     if not suggestion.text_fields:
         return draft
-    lengths = row_lengths(draft.run, draft.run.train_rows).max(1)
+    lengths = row_lengths(draft.run, draft.run.train_dataset).max(1)
     stack = draft.run.model_spec.encoder or draft.run.model_spec.decoder
     pack = min(PACKED, (stack.max_positions if stack else None) or PACKED)
     too_long = any(draft.run.num_truncated) or lengths.max() > pack
@@ -174,14 +174,14 @@ def limit_lengths(draft: RunFileDraft) -> RunFileDraft:
     longest = int(lengths.max())
     if longest > MAX_LENGTH:
         raise DataSizeError(f"the longest row has {longest:,} tokens, more than {MAX_LENGTH:,}; split it into pieces")
-    rows = draft.run.train_rows, draft.run.validation_rows
+    rows = draft.run.train_dataset, draft.run.validation_dataset
     longest = max(int(row_lengths(draft.run, split).sum(1).max()) for split in rows)
     return draft.replace(suggestion=replace(suggestion, max_row_length=longest))
 
 
 def choose_size(draft: RunFileDraft) -> tuple[RunFileDraft, int, EpochEstimate]:
     """Chooses model, batch size and steps for the data; takes a smaller model until it fits into half of the memory."""
-    lengths = row_lengths(draft.run, draft.run.train_rows).sum(1)
+    lengths = row_lengths(draft.run, draft.run.train_dataset).sum(1)
     longest, total = draft.settings.pack or int(lengths.max()), int(lengths.sum())
     tokens_per_batch = total // draft.suggestion.task.batches_per_epoch
     power = 1 << max(0, tokens_per_batch.bit_length() - 1) if tokens_per_batch else 512

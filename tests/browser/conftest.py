@@ -101,6 +101,7 @@ def open_page(browser):
     for server, context, tab in opened:
         context.close()
         server.__exit__(None, None, None)
-        refused = [one for one in tab.problems if "422" in one]  # the browser logs a request that the server refuses
-        assert [one for one in tab.problems if one not in refused] == []
+        # the browser logs a request that the server refuses
+        refused = [problem for problem in tab.problems if "422" in problem]
+        assert [problem for problem in tab.problems if problem not in refused] == []
         assert tab.outside == []

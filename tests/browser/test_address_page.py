@@ -10,7 +10,7 @@ SILENT = [
     "position=abc", "position=1.5", "position=-3", "position=999", "compare=step", "compare=zzz", "compare=checkpoint-7", "compare=constructor",
     "tab=__proto__", "tab=constructor", "head=abc", "head=-1", "head=99", "compare=head&attention2=zzz&head2=99", "mode=zzz", "mode=toString",
     "view=zzz", "isolate=zzz", "sort=zzz", "gain=abc", "mass=abc", "mass=-1", "temperature=abc", "temperature=0", "add=abc", "add=1.5,-2",
-    "off=zzz", "off=decoder.layers.0.attention:abc", "attention=zzz", "step=abc&step2=abc", "tour=zzz", "__proto__=1",
+    "attention=zzz", "step=abc&step2=abc", "tour=zzz", "__proto__=1",
 ]  # fmt: skip
 WRONG = ("undefined", "Cannot read", "NaN", "null", "not a function")
 
@@ -37,7 +37,7 @@ def test_what_an_address_may_not_ask_for_is_left_out_silently(open_tab):
             tab.page.inner_text(".cell"),
             tab.page.inner_text(".controls"),
         ]
-        assert [one for one in WRONG if any(one in text for text in texts)] == [], state
+        assert [item for item in WRONG if any(item in text for text in texts)] == [], state
         assert "locked" not in tab.readout(), state
         assert tab.page.input_value("#look-mode") == "head", state
 
@@ -48,3 +48,30 @@ def test_an_unknown_checkpoint_is_named_and_the_first_one_is_shown(open_tab, ind
     tab.page.wait_for_selector("[data-effects=all]")
     assert tab.page.inner_text("#status") == f"There is no checkpoint {index}; checkpoint 0 is shown."
     assert "layer 1 · head 0" in tab.page.inner_text(".head h2")
+
+
+@pytest.mark.parametrize("head", ["zzz", "zzz:0", "decoder.layers.0.attention:abc", "decoder.layers.0.attention:9"])
+def test_an_unknown_head_to_switch_off_is_named_and_no_request_asks_for_it(open_tab, head):
+    known = "decoder.layers.1.attention:0"
+    tab = open_tab(checkpoint("decoder"), text=TEXT, state=f"off={head},{known}&compare=off")
+    tab.page.wait_for_selector("[data-effects=all]")
+    assert tab.page.inner_text("#status") == f"There is no head {head} to switch off."
+    assert "1 head off" in tab.page.inner_text(".head h2")
+    tab.page.wait_for_selector(".next tbody tr")
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"tab": "field", "output": "abc"}, "There is no position abc; the last one is shown."),
+        ({"tab": "field", "output": "-1"}, "There is no position -1; the last one is shown."),
+        ({"tab": "probe", "probe": "position", "window": "abc"}, "A window has 2 to 64 tokens, not abc; it has 8."),
+        ({"tab": "probe", "probe": "position", "window": "1"}, "A window has 2 to 64 tokens, not 1; it has 8."),
+        ({"tab": "probe", "probe": "zzz"}, "There is no label zzz; positions are probed."),
+        ({"tab": "probe", "probe": "next", "windows": "zzz"}, "There are no windows of zzz."),
+    ],
+)
+def test_a_wrong_field_of_another_tab_is_named_and_its_default_is_shown(open_page, state, message):
+    page = open_page(checkpoint("decoder"), text=TEXT, **state)
+    page.locator({"field": "#field-grid", "probe": "#probe-result table"}[state["tab"]]).wait_for()
+    assert page.inner_text(f"#{state['tab']}-error") == message

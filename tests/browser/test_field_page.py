@@ -16,7 +16,7 @@ expect.set_options(timeout=WAIT)
 def shown_field(page, row):
     """The positions that a row of the grid shows as changing the output."""
     cells = page.locator("#field-grid tbody tr").nth(row).locator("td").all()
-    return [i for i, one in enumerate(cells) if "changes" in one.get_attribute("class").split()]
+    return [i for i, cell in enumerate(cells) if "changes" in cell.get_attribute("class").split()]
 
 
 def test_a_token_chosen_by_keyboard_has_the_field_of_the_library(open_page):
@@ -55,7 +55,7 @@ def test_argmax_heads_have_their_tree_and_the_formula(open_page):
     rows = page.locator("#field-result table.data tbody tr").all()
     for row, depth in zip(rows, answer["depths"], strict=True):
         numbers = [len(depth[key]) for key in ("measured", "visible", "pointers")] + [depth["formula"], depth["bound"]]
-        assert row.locator("td").all_inner_texts() == [str(one) for one in numbers]
+        assert row.locator("td").all_inner_texts() == [str(number) for number in numbers]
 
 
 def test_a_model_with_two_stacks_and_a_long_text_are_explained_and_tokens_are_text(open_page):

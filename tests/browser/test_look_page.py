@@ -15,14 +15,14 @@ from manyheads import load
 from manyheads.inspect.edit import ablate, edit
 from manyheads.model.recording import record
 from manyheads.studio.offline import offline_page
+from manyheads.studio.run_checkpoints import find_run_checkpoints
 from manyheads.studio.session import Sessions
-from manyheads.studio.steps import find_steps
 
 NAME = "decoder.layers.1.attention"
 
 
 def weights_of(shown, name, head, text=TEXT):
-    ids = torch.tensor([shown.encode_ids([text])[0] if shown.tokenizer else [int(one) for one in text.split()]])
+    ids = torch.tensor([shown.encode_ids([text])[0] if shown.tokenizer else [int(word) for word in text.split()]])
     with record(shown.model) as tape:
         shown.logits(ids)
     return tape.weights(name, head)[0]
@@ -448,7 +448,7 @@ def test_a_picture_shows_the_patches_of_the_query_and_the_key(open_tab):
 def test_a_slider_moves_over_the_checkpoints_of_a_run(open_tab, tmp_path):
     train_all(described("causal", save_every=1, keep_last=9), tmp_path)
     initial = load(tmp_path)
-    steps = find_steps(str(tmp_path), initial, load)
+    steps = find_run_checkpoints(str(tmp_path), initial, load)
     last = steps.numbers[-1]
     assert steps.initial == len(steps.numbers) - 1
     name = "decoder.layers.0.attention"

@@ -36,7 +36,7 @@ def page(browser, address):
     page, problems = context.new_page(), []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("console", lambda message: problems.append(message.text) if "Content Security" in message.text else None)
-    page.on("request", lambda one: None if one.url.startswith((address, "data:")) else problems.append(one.url))
+    page.on("request", lambda item: None if item.url.startswith((address, "data:")) else problems.append(item.url))
     yield page
     context.close()
     assert problems == []

@@ -69,13 +69,13 @@ def test_the_keyboard_fits_probes_and_the_numbers_are_the_librarys(open_probe):
 def test_leaving_the_tab_ends_the_requests(open_probe):
     page, requests = open_probe(checkpoint("decoder")), []
     page.locator("#probe-text").wait_for()
-    page.on("request", lambda one: requests.append(one.url))
+    page.on("request", lambda item: requests.append(item.url))
     page.locator("#probe-start").click()
     page.locator("#probe-source").wait_for(timeout=WAIT)
     page.locator("#tab-model").click()
     page.locator("#model-target").wait_for(timeout=WAIT)
     page.wait_for_load_state("networkidle")
-    assert len([one for one in requests if "probe/layer" in one]) < 3
+    assert len([request for request in requests if "probe/layer" in request]) < 3
     page.locator("#tab-probe").click()
     finished(page, 3)
 

@@ -19,7 +19,7 @@ def arrived(page, key):
 
 def test_every_step_is_reached_by_keyboard_and_shows_its_numbers(open_page):
     shown = tour_checkpoint("decoder")
-    page = open_page(shown, text=tour.BIG)
+    page = open_page(shown, text=tour.BIG_TEXT)
     page.locator("canvas.matrix").first.wait_for()
     page.locator("#tour-button").press("Enter")
     for number, step in enumerate(tour.STEPS):
@@ -51,7 +51,7 @@ def test_a_step_opens_its_cell_in_the_tab_look_and_is_in_the_address(open_page):
     arrived(page, "mask")
     page.locator("#tour-back").click()
     arrived(page, "big")
-    expect(page.locator("#text")).to_have_value(tour.BIG)
+    expect(page.locator("#text")).to_have_value(tour.BIG_TEXT)
     expect(page.locator(".readout")).to_contain_text("dog → big: 0.000000")
     page.reload()
     arrived(page, "big")
@@ -59,7 +59,7 @@ def test_a_step_opens_its_cell_in_the_tab_look_and_is_in_the_address(open_page):
 
 
 def test_the_keys_of_the_tour_leave_typing_alone(open_page):
-    page = open_page(tour_checkpoint("decoder"), text=tour.BIG, tour="mask")
+    page = open_page(tour_checkpoint("decoder"), text=tour.BIG_TEXT, tour="mask")
     arrived(page, "mask")
     page.locator("#text").focus()
     page.keyboard.type("np")
@@ -80,7 +80,7 @@ def test_steps_that_the_model_cannot_show_are_skipped_and_named(open_page):
     assert "attention=decoder.layers.1.cross" in page.url
     skipped = page.locator("#tour-list option:disabled").all_inner_texts()
     assert len(skipped) == 2
-    assert all("source" in one for one in skipped)
+    assert all("source" in item for item in skipped)
     page.locator("#tour-list").select_option("order")
     arrived(page, "order")
     expect(page.locator("#tour-refusal")).to_contain_text("source")

@@ -80,7 +80,7 @@ def test_special_tokens_in_a_message_are_text(text):
     checkpoint = byte_checkpoint()
     messages = [message("system", text), message("user", text), message("assistant", text), message("user", "and?")]
     ids = checkpoint.encode_chats([messages])[0]
-    ordinary = checkpoint.encode_chats([[dict(one, content="x") for one in messages]])[0]
+    ordinary = checkpoint.encode_chats([[dict(item, content="x") for item in messages]])[0]
     special = {BYTES.token_to_id(name) for name in WORDS[1:9]}
     assert [i for i in ids if i in special] == [i for i in ordinary if i in special]
     assert BYTES.decode(ids, skip_special_tokens=False) == checkpoint.apply_chat_template(messages)
@@ -149,7 +149,7 @@ def test_a_model_that_cannot_chat_says_so():
         (Checkpoint(checkpoint.model, BYTES), "model.unsupported"),
         (Checkpoint(checkpoint.model, None, checkpoint.metadata), "checkpoint.tokenizer"),
     ):
-        for ask in (lambda one: one.chat(ASKED), lambda one: list(one.stream_chat(ASKED)), Conversation):
+        for ask in (lambda item: item.chat(ASKED), lambda item: list(item.stream_chat(ASKED)), Conversation):
             with raises(code):
                 ask(other)
     with raises("input.invalid", "no"):
@@ -169,8 +169,8 @@ def test_an_answer_is_the_text_generated_for_the_prompt():
     assert checkpoint.chat(ANSWERED, max_new_tokens=6, details=True) == expected
     assert "".join(checkpoint.stream_chat(ANSWERED, max_new_tokens=6)) == expected.text
     several = checkpoint.chat(ANSWERED, max_new_tokens=6, temperature=1.0, n=3)
-    assert [one.tokens for one in several] == [
-        one.tokens for one in checkpoint.generate(ids, max_new_tokens=6, temperature=1.0, n=3)
+    assert [text.tokens for text in several] == [
+        item.tokens for item in checkpoint.generate(ids, max_new_tokens=6, temperature=1.0, n=3)
     ]
     assert len(checkpoint.chat(ANSWERED, max_new_tokens=2, logprobs=1).logprobs) == 2
 
@@ -196,7 +196,7 @@ METHODS = {
     "beam": {"num_beams": 3},
     "contrastive": {"penalty_alpha": 0.4},
 }
-RESUMING = ("greedy", "sample", "prompt-lookup")  # the others read each prompt from its start
+SUPPORTING_CACHE = ("greedy", "sample", "prompt-lookup")  # the others read each prompt from its start
 QUESTIONS = ["word1 word2 word3", "word4", "word5 word6 word7 word8 word5 word6"]
 
 
@@ -206,7 +206,7 @@ def word_checkpoint(spec, **config):
 
 def word_prompt(messages):
     """What the template of word_checkpoint renders."""
-    turns = (f"<|start|>{one['role']} {one['content']}<|end|>" for one in messages)
+    turns = (f"<|start|>{item['role']} {item['content']}<|end|>" for item in messages)
     return "".join(turns) + "<|start|>assistant "
 
 
@@ -231,7 +231,7 @@ def talk(checkpoint, ask=Conversation.send, **settings):
         answers.append(conversation.answer)
         turns.append(conversation.messages_from()[:-1])
         assert conversation.messages[-1] == message("assistant", text)
-    assert [one["content"] for one in conversation.messages[::2]] == QUESTIONS
+    assert [item["content"] for item in conversation.messages[::2]] == QUESTIONS
     prompts = checkpoint.encode_chats(turns)
     return answers, [checkpoint.generate(ids, details=True, **settings) for ids in prompts]
 
@@ -239,7 +239,7 @@ def talk(checkpoint, ask=Conversation.send, **settings):
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        *((name, method) for name in MODELS for method in RESUMING),
+        *((name, method) for name in MODELS for method in SUPPORTING_CACHE),
         *((name, "sample") for name in WITHOUT_PREFIX),
         ("rope", "beam"),
         ("rope", "contrastive"),
@@ -249,12 +249,12 @@ def talk(checkpoint, ask=Conversation.send, **settings):
 @pytest.mark.filterwarnings("ignore:the text is longer than the 4 tokens")
 def test_a_conversation_answers_as_each_of_its_turns_alone(name, method):
     """And where the state of the last turn is kept, a turn reads only the tokens that are new."""
-    resumes = name in MODELS and method in RESUMING
+    reads_less = name in MODELS and method in SUPPORTING_CACHE
     checkpoint = word_checkpoint((MODELS | WITHOUT_PREFIX)[name])
-    answers, alone = talk(checkpoint, send_and_check_reads if resumes else Conversation.send, **METHODS[method])
-    assert [one.tokens for one in answers] == [one.tokens for one in alone]
-    assert [one.text for one in answers] == [one.text for one in alone]
-    assert len({one.text for one in answers}) > 1
+    answers, alone = talk(checkpoint, send_and_check_reads if reads_less else Conversation.send, **METHODS[method])
+    assert [answer.tokens for answer in answers] == [result.tokens for result in alone]
+    assert [answer.text for answer in answers] == [result.text for result in alone]
+    assert len({answer.text for answer in answers}) > 1
 
 
 def send_and_check_reads(conversation, question):
@@ -354,7 +354,7 @@ def test_no_message_becomes_a_special_token(template, text):
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=True) for name in WORDS[1:9]])
     checkpoint = chat_checkpoint(random_model(spec_with(decoder(), tokenizer)), tokenizer, template)
     special = {tokenizer.token_to_id(name) for name in WORDS[1:9]}
-    ids, usual = (checkpoint.encode_chats([[message("user", one)]])[0] for one in (text, "x"))
+    ids, usual = (checkpoint.encode_chats([[message("user", item)]])[0] for item in (text, "x"))
     assert [i for i in ids if i in special] == [i for i in usual if i in special]
     assert not {"\ufdd0", "\ufdd1"} & set(tokenizer.decode(ids, skip_special_tokens=False))
 
@@ -379,7 +379,7 @@ def test_a_conversation_gives_one_answer_at_a_time():
             change()
     list(answer)
     conversation.send("word2")
-    assert [one["role"] for one in conversation.messages] == ["user", "assistant"] * 2
+    assert [item["role"] for item in conversation.messages] == ["user", "assistant"] * 2
     with raises("generate.config"):
         Conversation(conversation.checkpoint, n=2, temperature=1.0)
 
@@ -463,7 +463,7 @@ def test_a_special_token_in_a_message_changes_no_other_token():
         checkpoint.encode_chats([[message("system", "word1 word2"), message("user", text)]])[0]
         for text in ("x", "x<s>")
     )
-    end = next(i for i, (one, two) in enumerate(zip(usual, other, strict=False)) if one != two)
+    end = next(i for i, (left, right) in enumerate(zip(usual, other, strict=False)) if left != right)
     assert end > 5
     assert other[-(len(usual) - end - 1) :] == usual[end + 1 :]
 

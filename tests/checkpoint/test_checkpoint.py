@@ -250,7 +250,7 @@ def test_a_mask_token_that_is_not_a_text_is_not_used(tmp_path):
 
 @pytest.mark.parametrize("tokenizer", [True, False])
 @pytest.mark.parametrize(
-    "content", [b"{", b"", b"[1]", b"null", b"\xff", b"[" * 100_000], ids=lambda one: repr(one[:9])
+    "content", [b"{", b"", b"[1]", b"null", b"\xff", b"[" * 100_000], ids=lambda item: repr(item[:9])
 )
 def test_a_tokenizer_config_that_is_not_a_table_is_refused(content, tokenizer, tmp_path):
     folder = folder_of("bert", tmp_path / "bert", tokenizer=tokenizer)
@@ -587,12 +587,12 @@ def calls_of(checkpoint, name):
     texts = [f"{'he was born ' * (1 + i % 3)}{mask} 18{i:02}" for i in range(4)]
     calls = [lambda i: manyheads.predict(checkpoint, texts[i], max_new_tokens=6, temperature=1.0 * (i % 2), seed=i)]
     if special:
-        calls.append(lambda i: [one.ids for one in checkpoint.encode_with_special(texts[: 1 + i], special)])
+        calls.append(lambda i: [item.ids for item in checkpoint.encode_with_special(texts[: 1 + i], special)])
     if name in ("masked", "retrieval"):
         calls.append(lambda i: checkpoint.embed(texts[: 1 + i]).tolist())
     if checkpoint.model.can_generate:
         calls.append(lambda i: checkpoint.generate(texts[: 1 + i], max_new_tokens=6))
-    calls.append(lambda i: [one.ids for one in checkpoint.encode(texts[: 1 + i])])
+    calls.append(lambda i: [item.ids for item in checkpoint.encode(texts[: 1 + i])])
     return calls
 
 

@@ -173,7 +173,7 @@ def words(**changes):
 
 
 def template(*single):
-    pieces = [{"Sequence": {"id": one, "type_id": 0}} for one in single]
+    pieces = [{"Sequence": {"id": item, "type_id": 0}} for item in single]
     return {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {}}
 
 
@@ -316,7 +316,7 @@ def edit_header(path, change):
 
 def renamed(header):
     name = next(name for name in header if name != "__metadata__")
-    return {NAME if one == name else one: entry for one, entry in header.items()}
+    return {NAME if item == name else item: entry for item, entry in header.items()}
 
 
 def odd_dtype(header):

@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
 def test_j1_the_head_from_prefer_to_flight_is_found(folder):
     output = run_json("heads", folder / "model", folder / "trees.conllu", "--min-count", "1")
     assert (output["rows"], output["too_long"]) == (3, 0)
-    found = {one["relation"]: one for one in output["relations"]}
+    found = {relation["relation"]: relation for relation in output["relations"]}
     assert set(found) == {name + direction for name in ("nsubj", "det", "nmod", "dobj") for direction in ("", "⁻¹")}
     to_object = found["dobj⁻¹"]
     assert (to_object["attention"], to_object["head"]) == ("encoder.layers.0.attention", 0)
@@ -123,4 +123,4 @@ def test_rows_that_are_too_long_are_counted(tmp_path):
     (tmp_path / "trees.conllu").write_text(conllu(words) + long)
     output = run_json("heads", bert, tmp_path / "trees.conllu")
     assert (output["rows"], output["too_long"]) == (2, 1)
-    assert {one["count"] for one in output["relations"]} == {29}
+    assert {relation["count"] for relation in output["relations"]} == {29}

@@ -68,12 +68,12 @@ def test_options_that_do_not_fit_are_errors(bert, arguments):
     assert error(bert, *arguments, code=2)
 
 
-@pytest.mark.parametrize("output", [["--html", "x.html"], ["--terminal"], ["--png", "x.png"]], ids=lambda one: one[0])
-@pytest.mark.parametrize("option", ["--compare", "--state", "--port"])
+@pytest.mark.parametrize("output", [["--html", "x.html"], ["--terminal"], ["--png", "x.png"]], ids=lambda item: item[0])
+@pytest.mark.parametrize("option", ["--compare", "--state", "--port", "--no-browser"])
 def test_options_of_the_page_are_refused_without_the_page_before_anything_is_loaded(tmp_path, option, output):
     (tmp_path / "config.json").write_text("{}")  # which no model can be loaded from
-    value = {"--compare": tmp_path, "--state": "head=1", "--port": 8080}[option]
-    message = error(tmp_path, TEXT, *output, option, value, code=2)
+    values = {"--compare": [tmp_path], "--state": ["head=1"], "--port": [8080], "--no-browser": []}[option]
+    message = error(tmp_path, TEXT, *output, option, *values, code=2)
     assert option in message
     assert "65535" in error(tmp_path, TEXT, "--port", 70000, code=2)
 

@@ -89,26 +89,26 @@ def test_every_task_reads_many_texts(name, tmp_path):
     alone = [manyheads.predict(ours, text) for text in texts]
     assert rows[0] is None
     assert [row["task"] for row in rows[1:]] == [task] * 3
-    for row, one in zip(rows[1:], alone, strict=True):
+    for row, result in zip(rows[1:], alone, strict=True):
         expected = {
             key: pytest.approx(value, abs=1e-5) if isinstance(value, float) else value
-            for key, value in flatten(one).items()
+            for key, value in flatten(result).items()
         }
         assert flatten(row) == {"schema": 1} | expected
     plain = run("predict", folder, stdin=lines).stdout.splitlines()
     assert plain[0] == ""
     assert len(plain) == 4
     if task == "classify":
-        assert [line.split("\t")[0] for line in plain[1:]] == [one["classes"][0]["class"] for one in alone]
+        assert [line.split("\t")[0] for line in plain[1:]] == [result["classes"][0]["class"] for result in alone]
     if task == "masked":
-        assert plain[3].split("\t") == [one["tokens"][0]["token"] for one in alone[2]["filled"]]
+        assert plain[3].split("\t") == [item["tokens"][0]["token"] for item in alone[2]["filled"]]
 
 
 def flatten(value, path=""):
     """A tree as one table, to be compared number by number."""
     if isinstance(value, dict | list):
         inner = value.items() if isinstance(value, dict) else enumerate(value)
-        return {key: leaf for name, one in inner for key, leaf in flatten(one, f"{path}.{name}".strip(".")).items()}
+        return {key: leaf for name, item in inner for key, leaf in flatten(item, f"{path}.{name}".strip(".")).items()}
     return {path: value}
 
 
@@ -151,7 +151,7 @@ def test_a_line_that_cannot_be_read_costs_that_line(name, tmp_path):
         assert all(str(value) in error["error"]["message"] for value in (tmp_path / "lines", f"line {number}", *values))
     plain = run(*common, check=3, before=SMALL_LIMITS)
     lines = plain.stdout.split("\n")
-    assert [bool(one) for one in lines] == [True, False, False, True, False, False]
+    assert [bool(item) for item in lines] == [True, False, False, True, False, False]
     assert plain.stderr.count(str(values[0])) >= 2
     assert "Traceback" not in plain.stderr
 
@@ -203,7 +203,7 @@ def test_json_lines_are_texts_with_line_breaks(tmp_path):
         assert [row and row["text"] for row in rows] == [texts[0], None, *texts[1:], None]
         assert [row["generated"] for row in rows if row] == alone
     plain = run(*common, "-f", tmp_path / "prompts.jsonl").stdout.splitlines()
-    assert plain == [" ".join(alone[0].split()), "", *(" ".join(one.split()) for one in alone[1:]), ""]
+    assert plain == [" ".join(alone[0].split()), "", *(" ".join(result.split()) for result in alone[1:]), ""]
 
 
 BAD_JSON = [
@@ -248,7 +248,7 @@ def test_loops_are_reported(tmp_path):
     none = run_json(*common, "word1", "--max-new-tokens", 1)
     assert none["loop"] is None
     several = run_json(*common, "word1", "--num-beams", 2, "-n", 2, "--max-new-tokens", 4)
-    assert all("loop" in one for one in several["sequences"])
+    assert all("loop" in sequence for sequence in several["sequences"])
     done = run(*common, "--max-new-tokens", 36, stdin=b"word1\n\nword2\n")
     assert len(done.stdout.splitlines()) == 3
     assert "of 2" in done.stderr
@@ -462,7 +462,7 @@ def test_a_run_reads_special_tokens_in_a_text_as_text_except_the_mask(tmp_path):
     (encoding,) = checkpoint.encode_with_special([text], ["<mask>"])
     assert encoding.ids == [1, *before, 4, *between, 4, 2]
     done = run("predict", tmp_path / "masked", "--json", stdin=f"{text}\n<mask>".encode())
-    positions = [[one["position"] for one in json.loads(line)["filled"]] for line in done.stdout.splitlines()]
+    positions = [[item["position"] for item in json.loads(line)["filled"]] for line in done.stdout.splitlines()]
     assert positions == [[1 + len(before), 2 + len(before) + len(between)], [1]]
 
 

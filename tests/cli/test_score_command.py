@@ -49,7 +49,7 @@ def approximately(tree):
     if isinstance(tree, dict):
         return {name: approximately(value) for name, value in tree.items()}
     if isinstance(tree, list):
-        return [approximately(one) for one in tree]
+        return [approximately(item) for item in tree]
     return pytest.approx(tree, abs=1e-4, rel=1e-4) if isinstance(tree, float) else tree
 
 
@@ -68,7 +68,7 @@ def test_the_command_gives_what_the_library_gives(gpt2):
 def test_each_line_gives_what_the_text_gives_alone(gpt2, tmp_path):
     checkpoint, lines = manyheads.load(gpt2), "\n".join(TEXTS).encode()
     rows = [json.loads(line) for line in run("score", gpt2, "--json", stdin=lines).stdout.splitlines()]
-    expected = [{"schema": 1} | approximately(as_tree(checkpoint.score(one))) if one else None for one in TEXTS]
+    expected = [{"schema": 1} | approximately(as_tree(checkpoint.score(item))) if item else None for item in TEXTS]
     assert rows == expected
     (tmp_path / "texts").write_bytes(lines)
     plain = run("score", gpt2, "--file", tmp_path / "texts").stdout.splitlines()

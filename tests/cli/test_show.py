@@ -103,7 +103,7 @@ def test_svg_draws_a_model_to_a_file_or_to_standard_output(tmp_path):
         presets.read("gpt2", "position=rope", "decoder.layers=7"), title=presets.read_about("gpt2")["title"]
     )  # fmt: skip
     assert "7 ×" in printed
-    assert [one.name for one in tmp_path.iterdir()] == ["model.svg"]
+    assert [item.name for item in tmp_path.iterdir()] == ["model.svg"]
     run("show", "gpt2", "--svg", path, check=2)
     assert path.read_text() == printed  # no file is overwritten
     run("show", "gpt2", "--svg", tmp_path / "missing" / "model.svg", check=2)
@@ -142,18 +142,18 @@ def test_a_kind_is_shown_by_its_name():
     assert run_json("show", "position.rope")["slots"] == [slot]
     for name, base in SLOTS.items():
         for kind in base.kinds:
-            slots = [one for one in SLOTS.values() if kind in one.kinds]
+            slots = [item for item in SLOTS.values() if kind in item.kinds]
             if len(slots) == 1 and base.kinds[kind].__module__.startswith("manyheads."):
                 found = entries_of_kind(kind, list_parts())
-                assert [(one["slot"], len(one["kinds"])) for one in found] == [(name, 1)]
+                assert [(result["slot"], len(result["kinds"])) for result in found] == [(name, 1)]
 
 
 def test_swaps_from_lists_the_overrides_that_lead_from_one_model_to_another():
     found = run_json("show", "gpt2", "-s", "decoder.layers=2", "--swaps-from", "transformer-base")
-    options = [word for one in found["overrides"] for word in ("-s", one)]
+    options = [word for override in found["overrides"] for word in ("-s", override)]
     reached = run_json("show", "transformer-base", *options)["spec"]
     assert reached == run_json("show", "gpt2", "-s", "decoder.layers=2")["spec"]
-    assert [one for step in found["steps"] for one in step["overrides"]] == found["overrides"]
+    assert [override for step in found["steps"] for override in step["overrides"]] == found["overrides"]
     text = run("show", "gpt2", "--swaps-from", "transformer-base").stdout
     assert "p[t] = row t of a learned table" in text, "the formula of a new part"
     assert "-s decoder.width=768" in text
@@ -185,7 +185,9 @@ def test_a_checkpoint_is_shown_with_its_task_tokenizer_and_step(tmp_path):
     with pytest.warns(UserWarning, match="tokenizer"):
         manyheads.export(tmp_path / "llama", tmp_path / "llama.gguf", to="gguf")
     model = run_json("show", tmp_path / "llama.gguf")
-    assert model["parameters"] == sum(one.numel() for one in manyheads.load(tmp_path / "llama").model.parameters())
+    assert model["parameters"] == sum(
+        parameter.numel() for parameter in manyheads.load(tmp_path / "llama").model.parameters()
+    )
     assert model["checkpoint"]["task"] == "causal"
 
 

@@ -244,7 +244,7 @@ def test_a_truncated_text_ends_as_a_whole_one_does(folder):
     whole = manyheads.load(folder)
     (short,) = whole.for_evaluation(3).encode(["ab abc q"])
     assert short.ids == [6, 8, 2]
-    assert [one.ids for one in short.overflowing] == [[7, 3]]
+    assert [item.ids for item in short.overflowing] == [[7, 3]]
     assert not whole.for_evaluation(5).encode(["ab abc q"])[0].overflowing
     assert whole.encode(["ab abc q"])[0].ids == [6, 8, 7, 3, 2], "the original is not changed"
 

@@ -122,7 +122,7 @@ def test_a_masked_autoencoder_has_the_references_loss(normalised, tmp_path):
     theirs.save_pretrained(tmp_path / "mae")
     ours, images = manyheads.load(tmp_path / "mae").model, random_images(channels=1)
     task = MaeSpec(norm_pix_loss=normalised, mask_ratio=theirs.config.mask_ratio)
-    batch = task.batch([(one,) for one in patches(images).numpy()], SpecialTokens(), np.random.default_rng(3))
+    batch = task.batch([(item,) for item in patches(images).numpy()], SpecialTokens(), np.random.default_rng(3))
     noise = (batch.targets != IGNORE_INDEX).float()  # the reference shows the patches with the lowest noise
     loss = float(theirs(pixel_values=images, noise=noise).loss)
     assert mean_of(task.loss(ours, batch)) == pytest.approx(loss, abs=1e-5)
@@ -372,7 +372,7 @@ def test_a_model_with_one_part_changed_is_refused_or_has_the_references_logits(n
     family, refused, exported = get_family(config["model_type"]), 0, 0
     for spec in with_one_part_changed(family.spec_of(config)):
         try:
-            fits = any(not one.differences for one in candidates(spec, [config["model_type"]]))
+            fits = any(not candidate.differences for candidate in candidates(spec, [config["model_type"]]))
         except ExportError:
             fits = False
         if not fits:
@@ -437,7 +437,7 @@ def test_a_published_config_is_read_as_the_reference_reads_it(name):
     config = PUBLISHED[name]
     family = get_family(config["model_type"])
     whole = transformers.AutoConfig.for_model(**config).to_dict()  # with all that it leaves out
-    ours, theirs = (family.spec_of(family.resolve(one, ["lm_head.weight"])) for one in (config, whole))
+    ours, theirs = (family.spec_of(family.resolve(item, ["lm_head.weight"])) for item in (config, whole))
     assert not list(differences(canonical(ours), canonical(theirs)))
 
 

@@ -316,7 +316,7 @@ def test_tensors_of_several_dtypes_are_exported_as_they_came(folder, tmp_path, d
     assert {parameter.dtype for parameter in ours.model.parameters()} == {widest}
     manyheads.export(ours, tmp_path / "back")
     back = load_file(tmp_path / "back" / "model.safetensors")
-    assert {name: tensor.dtype for name, tensor in back.items()} == {name: one.dtype for name, one in stored.items()}
+    assert {name: tensor.dtype for name, tensor in back.items()} == {name: item.dtype for name, item in stored.items()}
     assert all(torch.equal(back[name], stored[name]) for name in stored)
     configs = [json.loads((path / "config.json").read_text()) for path in (tmp_path / "back", folder)]
     assert configs[0] == configs[1]

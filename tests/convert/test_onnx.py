@@ -27,7 +27,7 @@ from manyheads.errors import ExportError
 from manyheads.parts.core import CoreSpec, register_score
 
 SMALL = ["decoder.layers=1", "decoder.width=16", "decoder.attention.heads=2", "vocab=9"]
-ENCODER = [one.replace("decoder", "encoder") for one in SMALL]
+ENCODER = [item.replace("decoder", "encoder") for item in SMALL]
 # batch, length, length of the target, side of the padding
 SHAPES = [(2, 17, 9, None), (1, 1, 1, None), (3, 11, 4, "left"), (3, 11, 4, "right"), (5, 2, 12, "left")]
 
@@ -45,7 +45,7 @@ def export(checkpoint, folder):
 
 def run(session, **inputs):
     """The output of onnxruntime, given the inputs that the graph names."""
-    (out,) = session.run(None, {one.name: inputs[one.name].numpy() for one in session.get_inputs()})
+    (out,) = session.run(None, {item.name: inputs[item.name].numpy() for item in session.get_inputs()})
     assert out.dtype == np.float32
     return torch.from_numpy(out)
 
@@ -73,7 +73,7 @@ def check_outputs(session, ours, vocab=60):
 
 
 def names(session):
-    return [one.name for one in session.get_inputs()], session.get_outputs()[0].name
+    return [item.name for item in session.get_inputs()], session.get_outputs()[0].name
 
 
 def check_family(session, ours, more):

@@ -50,7 +50,7 @@ def test_a_decoder_chats_for_five_turns():
     assert "Paris" in answers[0].text
     assert "Seine" in answers[1].text
     rows = checkpoint.encode_chats(prompts)
-    assert [one.tokens for one in answers] == [
+    assert [answer.tokens for answer in answers] == [
         checkpoint.generate(ids, max_new_tokens=24, details=True).tokens for ids in rows
     ]
 

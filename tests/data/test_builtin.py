@@ -33,7 +33,7 @@ def test_no_text_means_two_days():
             date.fromordinal(day) for day in range(date(year, 1, 1).toordinal(), date(year, 12, 31).toordinal() + 1)
         ]
         for value in days:
-            for form, tag in (one for patterns in date_patterns(LANGUAGES) for one in patterns):
+            for form, tag in (pattern for patterns in date_patterns(LANGUAGES) for pattern in patterns):
                 text = form(value)
                 assert str(year) in text
                 meanings.setdefault(text, set()).add(value)

@@ -8,7 +8,7 @@ from data_files import load_data, make_tokenizer, write_file
 from raising import raises
 from trees import SHE, conllu
 
-from manyheads.data.tokenized import InMemoryRows
+from manyheads.data.tokenized import InMemoryDataset
 
 
 def test_a_tree_is_its_words_the_positions_of_their_heads_and_their_relations(tmp_path):
@@ -18,7 +18,7 @@ def test_a_tree_is_its_words_the_positions_of_their_heads_and_their_relations(tm
     relations = ("nsubj", "root", "aux:can", "advmod", "obj")
     assert corpus.train == [("She sees can not 10_000", (1, -1, 1, 2, 1), relations), ("Yes", (-1,), ("_",))]
     assert all(len(text.split()) == len(heads) == len(names) for text, heads, names in corpus.train)
-    rows = InMemoryRows(corpus.train, make_tokenizer("words", [text for text, *_ in corpus.train]), corpus.fields)
+    rows = InMemoryDataset(corpus.train, make_tokenizer("words", [text for text, *_ in corpus.train]), corpus.fields)
     assert rows[0][1].dtype == np.int64
     assert rows[0][1].tolist() == [1, -1, 1, 2, 1]
     assert rows[0][2].tolist() == list(relations)

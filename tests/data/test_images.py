@@ -102,7 +102,7 @@ def test_another_table_is_scaled_as_the_training_images(tmp_path):
         (tmp_path / f"{name}.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
     spec = data_spec("images", path=str(tmp_path / "train.csv"), validation=str(tmp_path / "dark.csv"))
     own, other = spec.load(), spec.load_file(str(tmp_path / "dark.csv"))
-    assert all(np.array_equal(one[0], two[0]) for one, two in zip(own.validation, other.validation, strict=True))
+    assert all(np.array_equal(left[0], right[0]) for left, right in zip(own.validation, other.validation, strict=True))
     for value in ("dark.csv: 30 images", "4 × 4 pixels", "16"):
         assert value in other.description
 

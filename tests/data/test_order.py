@@ -27,9 +27,9 @@ def test_the_hash_is_splitmix64():
 def test_shuffling_depends_on_seed_and_epoch_and_looks_random():
     settings = ((1, 0), (1, 1), (2, 0))
     first, second, third = (shuffled_index(seed, epoch, np.arange(5000), 5000) for seed, epoch in settings)
-    for one, other in ((first, second), (first, third), (first, np.arange(5000))):
-        assert (one == other).sum() < 12  # one match is expected
-        assert abs(np.corrcoef(one, other)[0, 1]) < 0.06
+    for item, other in ((first, second), (first, third), (first, np.arange(5000))):
+        assert (item == other).sum() < 12  # one match is expected
+        assert abs(np.corrcoef(item, other)[0, 1]) < 0.06
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.06
     with pytest.raises(IndexError):
         shuffled_index(1, 0, 5, 5)

@@ -309,7 +309,7 @@ def test_every_kind_of_data_and_tokenizer_is_documented_and_can_be_written_and_r
 def test_every_error_of_the_room_has_a_code_of_its_own():
     for error in ManyheadsError.__subclasses__():
         if error.__name__ == "DataError":
-            codes = [error.code, *(one.code for one in error.__subclasses__())]
+            codes = [error.code, *(subclass.code for subclass in error.__subclasses__())]
             assert len(set(codes)) == len(codes)
             assert all(code.startswith("data.") for code in codes)
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from trees import SHE, conllu
 
 from manyheads.data.source import Corpus, LazyRows
-from manyheads.data.tokenized import InMemoryRows, TokenizedRows, TruncatedRows, read_at, write_tokenized
+from manyheads.data.tokenized import InMemoryDataset, OnDiskDataset, TruncatedDataset, read_at, write_tokenized
 from manyheads.spec import to_toml
 
 TEXTS = [
@@ -48,8 +48,8 @@ def test_tokenized_rows_equal_encoded_rows(corpus, bpe, tmp_path, shard_tokens):
     other = Tokenizer.from_str(bpe.to_str())  # which encodes </s> in a text as the special token
     folder = write_tokenized(corpus, other, tmp_path / "deep" / "data", shard_tokens=shard_tokens)
     for split, rows in corpus.splits.items():
-        mapped = TokenizedRows(folder, split, tokenizer=bpe)
-        memory = InMemoryRows(rows, bpe, corpus.fields, corpus.labels())
+        mapped = OnDiskDataset(folder, split, tokenizer=bpe)
+        memory = InMemoryDataset(rows, bpe, corpus.fields, corpus.labels())
         assert len(mapped) == len(memory) == len(rows)
         for name in corpus.fields:
             assert mapped.lengths(name).tolist() == memory.lengths(name).tolist()
@@ -64,7 +64,7 @@ def test_tokenized_rows_equal_encoded_rows(corpus, bpe, tmp_path, shard_tokens):
 
 def test_fields_and_classes_can_be_in_another_order(corpus, bpe, tmp_path):
     folder = write_tokenized(corpus, bpe, tmp_path / "data")
-    stored, other = TokenizedRows(folder), TokenizedRows(folder, fields=("label", "text"), labels=("2", "0", "1"))
+    stored, other = OnDiskDataset(folder), OnDiskDataset(folder, fields=("label", "text"), labels=("2", "0", "1"))
     for i in range(len(stored)):
         (ids, label), (other_label, other_ids) = stored[i], other[i]
         assert ids.tolist() == other_ids.tolist()
@@ -105,27 +105,27 @@ def test_progress_counts_the_rows_of_every_split(corpus, bpe, tmp_path):
 def test_changed_files_and_another_tokenizer_are_refused(corpus, bpe, tmp_path):
     folder = write_tokenized(corpus, bpe, tmp_path / "data")
     with raises("data.tokenized", folder, "270 tokens"):
-        TokenizedRows(folder, tokenizer=make_tokenizer("bytes"))
+        OnDiskDataset(folder, tokenizer=make_tokenizer("bytes"))
     with raises("data.tokenized", folder, "'dev'"):
-        TokenizedRows(folder, "dev")
+        OnDiskDataset(folder, "dev")
     for name in ("shard-00000.bin", "docs.idx"):
         path = folder / "train" / name
         content = path.read_bytes()
         for broken in (content[:-1], content + b"\0", bytes([content[0] ^ 1]) + content[1:]):
             path.write_bytes(broken)
             with raises("data.tokenized", path):
-                TokenizedRows(folder)
+                OnDiskDataset(folder)
         path.unlink()
         with raises("data.tokenized", path):
-            TokenizedRows(folder)
+            OnDiskDataset(folder)
         path.write_bytes(content)
-    TokenizedRows(folder)
+    OnDiskDataset(folder)
     for content in (b"", b"{", b"[]", b'{"schema": 2}', b'{"schema": 1}', b'{"schema": 1, "splits": {"train": 3}}'):
         (folder / "index.json").write_bytes(content)
         with raises("data.tokenized", folder / "index.json"):
-            TokenizedRows(folder)
+            OnDiskDataset(folder)
     with raises("data.tokenized", tmp_path / "none"):
-        TokenizedRows(tmp_path / "none")
+        OnDiskDataset(tmp_path / "none")
 
 
 def test_fields_without_token_ids_are_not_tokenized(tmp_path):
@@ -146,15 +146,15 @@ def test_fields_without_token_ids_are_not_tokenized(tmp_path):
 
 def test_images_need_no_tokenizer_and_an_unknown_label_is_named():
     rows = [(np.ones((2, 2)), "a")]
-    assert InMemoryRows(rows, None, ("image", "label"), ["a"])[0][0].shape == (2, 2)
+    assert InMemoryDataset(rows, None, ("image", "label"), ["a"])[0][0].shape == (2, 2)
     with raises("data.label", "'a'"):
-        InMemoryRows(rows, None, ("image", "label"), ["b"])
+        InMemoryDataset(rows, None, ("image", "label"), ["b"])
 
 
 def test_truncated_rows_keep_their_beginning_and_report_their_length():
     tokenizer = make_tokenizer("words", ["a b c d e f g"])
-    rows = InMemoryRows([("a b c d e", "f g"), ("a", "a b c d e f g")], tokenizer, ("source", "target"))
-    truncated = TruncatedRows(rows, {"source": 3, "target": 4})
+    rows = InMemoryDataset([("a b c d e", "f g"), ("a", "a b c d e f g")], tokenizer, ("source", "target"))
+    truncated = TruncatedDataset(rows, {"source": 3, "target": 4})
     assert truncated.num_truncated == 2
     for name, max_length, column in (("source", 3, 0), ("target", 4, 1)):
         for i in (0, 1):
@@ -272,13 +272,13 @@ def test_no_checkpoint_is_saved_after_training_on_changed_rows(tmp_path):
 
 def test_tokenized_files_may_be_removed_or_touched_under_a_run(corpus, bpe, tmp_path):
     folder = write_tokenized(corpus, bpe, tmp_path / "data")
-    rows = TokenizedRows(folder)
+    rows = OnDiskDataset(folder)
     expected = [as_lists(rows[i]) for i in range(len(rows))], rows.lengths("text").tolist()
     (folder / "train" / "docs.idx").touch()
     (folder / "train" / "shard-00000.bin").unlink()
     assert ([as_lists(rows[i]) for i in range(len(rows))], rows.lengths("text").tolist()) == expected
     with raises("data.tokenized", folder / "train" / "shard-00000.bin"):
-        TokenizedRows(folder)
+        OnDiskDataset(folder)
 
 
 def test_batch_i_is_the_same_in_any_order_and_in_any_process():
@@ -291,13 +291,13 @@ def test_batch_i_is_the_same_in_any_order_and_in_any_process():
 
 
 def batch_tokens(tree, indices):
-    from manyheads.training.batches import BatchPlan
+    from manyheads.training.batches import BatchLoader
     from manyheads.training.preparation import prepare
     from manyheads.training.run import read_run
 
     run = prepare(read_run(tree))
-    plan = BatchPlan(run, run.train_rows)
-    return [plan.batch(i).inputs.tokens.tolist() for i in indices]
+    loader = BatchLoader(run, run.train_dataset)
+    return [loader[i].inputs.tokens.tolist() for i in indices]
 
 
 def test_data_show_counts_rows_and_tokens(tmp_path):

@@ -1,7 +1,8 @@
-"""The pages of docs/reference are what docs/generate.py makes of the code now."""
+"""The pages of docs/reference and docs/labs are what docs/generate.py makes of the code, and of recorded results, now."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -11,29 +12,48 @@ from command import FORKS
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 import generate  # noqa: E402
+import generate_labs  # noqa: E402
 
-STALE = "docs/reference is stale: run python docs/generate.py"
+from manyheads.labs.lab import all_labs  # noqa: E402
+
+STALE = "a page is stale: run python docs/generate.py"
+
+
+def texts_of(*paths):
+    """The text of files, and of all pages and figures in folders, by their paths."""
+    files = [file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])]
+    return {
+        f"{file.parent.name}/{file.name}": file.read_text(encoding="utf-8")
+        for file in files
+        if file.suffix in (".md", ".svg")
+    }
 
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
     """Written by a new process, in which no test has registered a part of its own."""
-    folder = tmp_path_factory.mktemp("reference")
-    page = folder.with_name("architecture.md")
-    process = FORKS.Process(target=generate.main, args=(folder, page))
+    folder = tmp_path_factory.mktemp("written") / "docs"
+    paths = folder / "reference", folder / "architecture.md", folder / "labs"
+    folder.mkdir()
+    process = FORKS.Process(target=generate.main, args=paths)
     process.start()
     process.join()
     assert process.exitcode == 0
-    return {path.name: path.read_text(encoding="utf-8") for path in (page, *folder.iterdir())}
+    return texts_of(*paths)
 
 
-def test_the_reference_is_what_the_generator_writes(generated):
-    written = {
-        path.name: path.read_text(encoding="utf-8") for path in (generate.ARCHITECTURE, *generate.FOLDER.iterdir())
-    }
-    assert set(written) == set(generated)
+def test_the_pages_are_what_the_generator_writes(generated):
+    written = texts_of(generate.FOLDER, generate.ARCHITECTURE, generate_labs.FOLDER)
+    assert set(written) == set(generated), STALE
     for name, text in generated.items():
         assert written[name] == text, STALE
+
+
+def test_every_lab_has_a_recorded_result_and_none_fails():
+    results = json.loads(generate_labs.RESULTS.read_text(encoding="utf-8"))["labs"]
+    package = [lab.id for lab in all_labs().values() if lab.function.__module__.startswith("manyheads.labs.")]
+    assert {one["lab"] for one in results} == set(package), "docs/labs/results.json is stale: run make labs-full"
+    assert not [one["lab"] for one in results if not one["verdict"].startswith("holds")]
 
 
 def test_a_key_without_a_meaning_and_a_meaning_without_a_key_are_found():

@@ -33,7 +33,7 @@ def test_a_template_renders_as_in_transformers(name):
     expected = in_transformers(TEMPLATES[name], CONVERSATIONS)
     variables = TOKENS | {"add_generation_prompt": True}
     rendered = [text for text in expected if text is not None]
-    accepted = [one for one, text in zip(CONVERSATIONS, expected, strict=True) if text is not None]
+    accepted = [conversation for conversation, text in zip(CONVERSATIONS, expected, strict=True) if text is not None]
     assert len(accepted) >= 3
     assert render_template(TEMPLATES[name], accepted, variables) == rendered
     for messages, text in zip(CONVERSATIONS, expected, strict=True):

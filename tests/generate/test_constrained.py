@@ -106,9 +106,9 @@ CHECKPOINTS = {name: checkpoint_of(name) for name in TOKENIZERS}
 def follows(value, schema):
     """Whether a value is one of the schema, for the keywords below."""
     if "enum" in schema:
-        return any(value == one and type(value) is type(one) for one in schema["enum"])
+        return any(value == item and type(value) is type(item) for item in schema["enum"])
     if "anyOf" in schema:
-        return any(follows(value, one) for one in schema["anyOf"])
+        return any(follows(value, item) for item in schema["anyOf"])
     match schema.get("type"), value:
         case None, _:
             return True
@@ -123,12 +123,12 @@ def follows(value, schema):
             return fits and bool(re.search(schema.get("pattern", ""), value))
         case "array", list():
             return schema["minItems"] <= len(value) <= schema["maxItems"] and all(
-                follows(one, schema["items"]) for one in value
+                follows(item, schema["items"]) for item in value
             )
         case "object", dict():
             fields = schema["properties"]
             return set(schema["required"]) <= set(value) <= set(fields) and all(
-                follows(one, fields[name]) for name, one in value.items()
+                follows(item, fields[name]) for name, item in value.items()
             )
     return False
 
@@ -166,7 +166,7 @@ SCHEMAS = st.recursive(
     lambda inner: st.one_of(
         objects(inner),
         st.builds(lambda items, low, more: {"type": "array", "items": items, "minItems": low, "maxItems": low + more}, inner, st.integers(0, 2), st.integers(0, 2)),
-        st.builds(lambda one, other: {"anyOf": [one, other]}, inner, inner),
+        st.builds(lambda item, other: {"anyOf": [item, other]}, inner, inner),
     ),
     max_leaves=4,
 )  # fmt: skip
@@ -180,9 +180,9 @@ def test_json_that_ended_follows_its_schema(name, method, schema, seed):
     found = CHECKPOINTS[name].generate(
         ["Once", "the cat sat"], json_schema=schema, max_new_tokens=32, seed=seed, details=True, **METHODS[method]
     )
-    for one in found:
-        if one.finish_reason == "stop":
-            assert follows(json.loads(one.text), schema), (one.text, schema)
+    for result in found:
+        if result.finish_reason == "stop":
+            assert follows(json.loads(result.text), schema), (result.text, schema)
 
 
 def test_any_json_is_a_schema_as_a_table_a_text_or_true():
@@ -201,7 +201,7 @@ def test_recursive_schemas_are_followed():
     tree |= {"required": ["next"], "additionalProperties": False}
     schema = {"$defs": {"tree": tree}, "$ref": "#/$defs/tree"}
     texts = CHECKPOINTS["byte-level"].generate("x", json_schema=schema, temperature=2.0, n=8, max_new_tokens=60)
-    values = [json.loads(one.text) for one in texts if one.finish_reason == "stop"]
+    values = [json.loads(text.text) for text in texts if text.finish_reason == "stop"]
     assert values
     for value in values:
         inner = value
@@ -230,11 +230,11 @@ REGEXES = [
 def test_a_text_that_ended_matches_its_regular_expression(name, method):
     ended = 0
     for regex in REGEXES:
-        for one in CHECKPOINTS[name].generate(
+        for item in CHECKPOINTS[name].generate(
             ["Once", "a"], regex=regex, max_new_tokens=16, details=True, seed=3, **METHODS[method]
         ):
-            if one.finish_reason == "stop":
-                assert re.fullmatch(regex, one.text), (regex, one.text)
+            if item.finish_reason == "stop":
+                assert re.fullmatch(regex, item.text), (regex, item.text)
                 ended += 1
     assert ended > len(REGEXES) / 2
 
@@ -244,7 +244,7 @@ def prefixes_of(regex, alphabet, longest):
     texts, level = set(), [""]
     for _ in range(longest + 1):
         texts |= {text for text in level if re.fullmatch(regex, text)}
-        level = [text + one for text in level for one in alphabet]
+        level = [text + item for text in level for item in alphabet]
     return texts, {text[:i] for text in texts for i in range(len(text) + 1)}
 
 
@@ -307,9 +307,9 @@ def test_a_text_that_ends_before_its_minimum_has_a_note(ending, minimum):
 @pytest.mark.parametrize("method", [{"num_beams": 4}, {"decoding": "gnmt-beam"}, METHODS["diverse-beam"]], ids=str)
 def test_a_search_that_finds_fewer_texts_than_asked_for_says_so(method):
     with pytest.warns(UserWarning, match="[12] of 3"):
-        found = [one.text for one in CHECKPOINTS["words"].generate([2], regex="!!", n=3, **method)]
+        found = [item.text for item in CHECKPOINTS["words"].generate([2], regex="!!", n=3, **method)]
     result = manyheads.predict(CHECKPOINTS["words"], "a", regex="!!", n=3, **method)
-    assert [one["generated"] for one in result["sequences"]] == found
+    assert [sequence["generated"] for sequence in result["sequences"]] == found
     assert (set(found), f"{len(found)} of 3" in result["note"]) == ({"!!"}, True)
 
 
@@ -332,7 +332,7 @@ def test_a_text_that_max_new_tokens_ends_says_so():
 def test_a_batch_gives_what_each_text_gives_alone(method):
     checkpoint, prompts = CHECKPOINTS["byte-level"], ["Once upon a time", "a", "the cat sat"]
     same = {"regex": "(a|bc|é){2,9}!", "max_new_tokens": 12, "seed": 5, **METHODS[method]}
-    assert checkpoint.generate(prompts, **same) == [checkpoint.generate(one, **same) for one in prompts]
+    assert checkpoint.generate(prompts, **same) == [checkpoint.generate(prompt, **same) for prompt in prompts]
 
 
 def test_a_stream_is_the_text():
@@ -441,7 +441,7 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize("hostile", HOSTILE, ids=lambda item: str(item)[:40])
 def test_hostile_expressions_generate_or_are_refused(hostile):
     """Each needs exponential time, or unbounded memory, in a plain implementation."""
     try:
@@ -489,9 +489,9 @@ def test_no_checkpoint_can_run_an_expression():
 def test_without_llguidance_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     generation_config(temperature=1.0)
-    for one in ({"regex": "a"}, {"json_schema": True}):
+    for item in ({"regex": "a"}, {"json_schema": True}):
         with raises("usage.missing-extra") as caught:
-            generation_config(**one)
+            generation_config(**item)
         assert caught.value.hint == "pip install 'manyheads[constrain]'"
 
 

@@ -66,7 +66,7 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("ours", "other"), SAME, ids=lambda one: one["kind"] if isinstance(one, dict) else "")
+@pytest.mark.parametrize(("ours", "other"), SAME, ids=lambda item: item["kind"] if isinstance(item, dict) else "")
 @given(seed=st.integers(0, 1000))
 def test_a_filter_is_that_of_transformers(ours, other, seed):
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
@@ -136,15 +136,15 @@ def test_every_filter_has_a_test_and_a_formula():
     assert tested == set(filter_kinds())
     for kind in filter_kinds().values():
         assert kind.formula() != "no formula given"
-        assert all(one.description for one in kind.model_fields.values())
+        assert all(field.description for field in kind.model_fields.values())
         name, off = kind.selector()
         for value in (off, *([[]] if off == () else [])):
-            assert not [one for one in generation_config(**{name: value}).filters if isinstance(one, kind)]
+            assert not [item for item in generation_config(**{name: value}).filters if isinstance(item, kind)]
 
 
 # what transformers applies, in its order
 ORDER = {
-    "logit_bias": lambda bias: theirs.SequenceBiasLogitsProcessor([[[token], one] for token, one in bias.items()]),
+    "logit_bias": lambda bias: theirs.SequenceBiasLogitsProcessor([[[token], value] for token, value in bias.items()]),
     "repetition_penalty": theirs.RepetitionPenaltyLogitsProcessor,
     "temperature": theirs.TemperatureLogitsWarper,
     "top_k": theirs.TopKLogitsWarper,

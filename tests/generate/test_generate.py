@@ -191,7 +191,9 @@ def test_a_batch_gives_what_each_text_gives_alone(name, side, num_beams):
 
     together = generate(*inputs)
     alone = [ids[i : i + 1, :count] for i, count in enumerate(counts)]
-    assert together == [generate(start[:1], one)[0] if has_source(name) else generate(one, None)[0] for one in alone]
+    assert together == [
+        generate(start[:1], result)[0] if has_source(name) else generate(result, None)[0] for result in alone
+    ]
     assert len({len(row) for row in together}) > 1
 
 
@@ -249,9 +251,9 @@ def log_coverages(model, prompt, source, texts):
         with record(model) as attentions:
             model(torch.cat((prompt.expand(rows, -1), several), dim=1), source.expand(rows, -1))
         if model.spec.recurrent:  # one attention per token
-            weights = torch.cat([one.weights()[:, 0] for one in attentions], dim=1)
+            weights = torch.cat([attention.weights()[:, 0] for attention in attentions], dim=1)
         else:
-            (last,) = [one for one in attentions if one.name == "decoder.layers.1.cross"]
+            (last,) = [attention for attention in attentions if attention.name == "decoder.layers.1.cross"]
             weights = last.weights().mean(dim=1)
         values += weights[:, -length:].sum(dim=1).clamp(max=1).log().sum(dim=1).tolist()
     return values
@@ -315,7 +317,7 @@ def test_samples_are_drawn_from_softmax_of_logits_over_t(temperature):
 
 def test_the_temperature_of_the_caller_is_that_of_the_method():
     hot = generation_config(temperature=0.3)
-    assert (hot.decoding.kind, [one.temperature for one in hot.filters]) == ("sample", [0.3])
+    assert (hot.decoding.kind, [item.temperature for item in hot.filters]) == ("sample", [0.3])
     assert generation_config(temperature=0.0).decoding == choose_decoding("greedy") == GenerationConfig().decoding
     model, prompt = random_model(SHAPES["decoder"]), tokens(8, 3)
     rng = [torch.Generator().manual_seed(i) for i in range(8)]
@@ -477,7 +479,7 @@ def test_a_method_of_your_own_is_a_kind_of_the_slot(name):
 def test_every_method_is_documented_and_has_a_formula():
     for kind, method in DecodingSpec.kinds.items():
         assert method.formula() != "no formula given", kind
-        assert all(one.description for one in method.model_fields.values()), kind
+        assert all(item.description for item in method.model_fields.values()), kind
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints

@@ -64,7 +64,7 @@ def test_every_method_and_every_filter_has_settings_for_these_laws():
     for kind, settings in METHODS.items():
         assert generation_config(**settings).decoding.kind == kind
     for kind, settings in FILTERS.items():
-        assert kind in [one.kind for one in generation_config(**{"do_sample": True} | settings).filters]
+        assert kind in [item.kind for item in generation_config(**{"do_sample": True} | settings).filters]
 
 
 def letters():
@@ -103,8 +103,10 @@ def test_a_batch_gives_what_each_text_gives_alone_with_every_method(kind, name):
         return
     together = CHECKPOINTS[name].generate(PROMPTS, **same)
     alone = [CHECKPOINTS[name].generate(ids, **same) for ids in PROMPTS]
-    assert [(one.tokens, one.finish_reason) for one in together] == [(one.tokens, one.finish_reason) for one in alone]
-    assert name != "decoder" or len({len(one.tokens) for one in together}) > 1, "some end before others"
+    assert [(item.tokens, item.finish_reason) for item in together] == [
+        (result.tokens, result.finish_reason) for result in alone
+    ]
+    assert name != "decoder" or len({len(item.tokens) for item in together}) > 1, "some end before others"
 
 
 @pytest.mark.parametrize("method", ["sample", "beam"])

@@ -91,7 +91,7 @@ def test_a_default_ends_where_the_positions_end_and_says_so(gpt2):
             "longrope scaling",
         ),
     ],
-    ids=lambda one: one if isinstance(one, str) else "",
+    ids=lambda item: item if isinstance(item, str) else "",
 )
 def test_a_scheme_without_a_limit_goes_on_beyond_the_trained_length_and_says_so(position, named):
     checkpoint = Checkpoint(random_model(decoder(position=position)))

@@ -73,7 +73,7 @@ def test_the_repetition_in_tokens_is_the_smallest_of_all(prefix, period, more):
     ],
 )
 def test_repetitions(text, expected):
-    assert find_repetition([ord(one) for one in text]) == expected
+    assert find_repetition([ord(item) for item in text]) == expected
 
 
 @given(

@@ -128,7 +128,7 @@ def contrastive_oracle(model, ids, alpha, k, count, source=None):
         scores = {}
         for token in p.topk(k).indices.tolist():
             own = forward([*text, token])[1][-1]
-            similarity = max(torch.cosine_similarity(own, one, dim=0).item() for one in hidden)
+            similarity = max(torch.cosine_similarity(own, state, dim=0).item() for state in hidden)
             scores[token] = (1 - alpha) * p[token].item() - alpha * similarity
         text.append(max(scores, key=scores.get))
     return text[prompt:]
@@ -166,11 +166,11 @@ def diverse_oracle(model, ids, *, beams, groups, penalty, count):
             for score, text in live[group]:
                 logp = model(torch.tensor([[*ids, *text]]))[0, -1].log_softmax(-1) - penalty * used
                 candidates += [(score + logp[token].item(), [*text, token]) for token in range(VOCAB)]
-            live[group] = sorted(candidates, key=lambda one: -one[0])[: beams // groups]
+            live[group] = sorted(candidates, key=lambda item: -item[0])[: beams // groups]
             # as many as are computed for the case that some end
             for _, text in live[group]:
                 used[text[-1]] += 1
-    return sorted((one for group in live for one in group), key=lambda one: -one[0])
+    return sorted((item for group in live for item in group), key=lambda item: -item[0])
 
 
 def test_diverse_beam_search_is_its_formula():
@@ -179,10 +179,10 @@ def test_diverse_beam_search_is_its_formula():
         oracle = diverse_oracle(checkpoint.model, [3, 4], beams=4, groups=2, penalty=1.5, count=4)
     settings = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.5, "length_penalty": 0.0}
     found = generate(checkpoint, [3, 4], max_new_tokens=4, n=4, **settings)
-    assert [one.tokens for one in found] == [text for _, text in oracle]
-    assert [one.score for one in found] == pytest.approx([score for score, _ in oracle])
+    assert [result.tokens for result in found] == [text for _, text in oracle]
+    assert [result.score for result in found] == pytest.approx([score for score, _ in oracle])
     plain = generate(checkpoint, [3, 4], max_new_tokens=4, n=4, num_beams=4, length_penalty=0.0)
-    assert [one.tokens for one in plain] != [one.tokens for one in found]
+    assert [result.tokens for result in plain] != [result.tokens for result in found]
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
@@ -195,9 +195,9 @@ def test_without_a_penalty_every_group_of_diverse_beam_search_is_a_beam_search(e
             "length_penalty": 3.0,
             "early_stopping": early_stopping,
         }
-        alone = [one.tokens for one in generate(checkpoint, prompt, num_beams=2, **settings)]
+        alone = [item.tokens for item in generate(checkpoint, prompt, num_beams=2, **settings)]
         groups = {"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 0.0}
-        together = [one.tokens for one in generate(checkpoint, prompt, **settings | groups | {"n": 6})]
+        together = [item.tokens for item in generate(checkpoint, prompt, **settings | groups | {"n": 6})]
         assert sorted(together) == sorted(3 * alone)
 
 
@@ -229,7 +229,7 @@ def two_groups(steps, is_stopped=None):
     )
     request = Request(Markov(steps), Inputs(torch.tensor([[2]])), None, config, (), is_stopped=is_stopped)
     (found,) = exhaust(config.decoding.generate(request))
-    return [(one.tokens, round(math.exp(one.score), 4)) for one in found]
+    return [(result.tokens, round(math.exp(result.score), 4)) for result in found]
 
 
 @pytest.mark.parametrize("best", [0, 1])
@@ -248,15 +248,15 @@ def test_a_token_that_completes_a_stop_string_is_not_chosen_by_a_group_any_more_
 def test_the_best_of_n_beams_come_with_their_scores():
     checkpoint = checkpoint_of(decoder())
     found = generate(checkpoint, [3, 4], n=3, num_beams=5, logprobs=2, length_penalty=0.0)
-    scores = [one.score for one in found]
+    scores = [result.score for result in found]
     assert scores == sorted(scores, reverse=True)
-    assert len({tuple(one.tokens) for one in found}) == 3
-    for one in found:
-        assert sum(one.logprobs) == pytest.approx(one.score, abs=1e-6)
-        whole = checkpoint.model(torch.tensor([[3, 4, *one.tokens]]))[0, 1:-1].log_softmax(-1)
-        expected = whole.gather(1, torch.tensor(one.tokens)[:, None])[:, 0]
-        assert one.logprobs == pytest.approx(expected.tolist(), abs=1e-6)
-        assert [len(top) for top in one.top_logprobs] == [2] * len(one.tokens)
+    assert len({tuple(result.tokens) for result in found}) == 3
+    for result in found:
+        assert sum(result.logprobs) == pytest.approx(result.score, abs=1e-6)
+        whole = checkpoint.model(torch.tensor([[3, 4, *result.tokens]]))[0, 1:-1].log_softmax(-1)
+        expected = whole.gather(1, torch.tensor(result.tokens)[:, None])[:, 0]
+        assert result.logprobs == pytest.approx(expected.tolist(), abs=1e-6)
+        assert [len(top) for top in result.top_logprobs] == [2] * len(result.tokens)
 
 
 def test_log_probabilities_are_the_models_own_before_filters():
@@ -274,7 +274,7 @@ def test_log_probabilities_are_the_models_own_before_filters():
 def test_samples_of_one_prompt_differ_and_the_first_is_that_of_n_1():
     checkpoint = checkpoint_of(decoder())
     several = generate(checkpoint, [3, 4], n=4, temperature=2.0, seed=1)
-    assert len({tuple(one.tokens) for one in several}) == 4
+    assert len({tuple(text.tokens) for text in several}) == 4
     assert several[0].tokens == generate(checkpoint, [3, 4], temperature=2.0, seed=1)
     with raises("generate.config", "n is 2"):
         generate(checkpoint, [3, 4], n=2)
@@ -324,7 +324,7 @@ def test_two_threads_that_record_one_model_get_what_one_gets(settings):
 
     expected = [texts(row) for row in rows]
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(several_rounds, rows)) == [[one] * 8 for one in expected]
+        assert list(pool.map(several_rounds, rows)) == [[item] * 8 for item in expected]
 
 
 @pytest.mark.parametrize("recorder", [record, record_hidden_states])

@@ -42,7 +42,7 @@ def score(name, rows, dtype=torch.float64, **options):
     if name in WITH_SOURCE:
         options = {"source": SOURCES[: len(rows)], "decoder_start_token_id": START} | options
     checkpoint = Checkpoint(random_model(SHAPES[name], dtype))
-    return [[token.logprob for token in one.tokens] for one in checkpoint.score(rows, **options)]
+    return [[token.logprob for token in item.tokens] for item in checkpoint.score(rows, **options)]
 
 
 @torch.no_grad()
@@ -96,8 +96,8 @@ def test_a_text_has_the_same_score_alone_and_in_a_batch(name):
 def test_a_row_with_too_many_logits_is_read_in_steps(name, monkeypatch):
     whole = score(name, ROWS)
     monkeypatch.setattr(module, "BATCH_LOGITS", 5 * VOCAB)
-    for one, other in zip(score(name, ROWS), whole, strict=True):
-        assert one == pytest.approx(other, abs=1e-10)
+    for item, other in zip(score(name, ROWS), whole, strict=True):
+        assert item == pytest.approx(other, abs=1e-10)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -171,9 +171,9 @@ def test_the_score_of_a_target_is_that_of_transformers(name, tmp_path):
 def byte_level(tmp_path_factory):
     """A decoder whose tokens are bytes and a few longer ones, with bos before every text."""
     folder = folder_of("llama", tmp_path_factory.mktemp("bytes") / "llama", tokenizer=False, vocab_size=280)
-    vocab = {one: i for i, one in enumerate(["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+    vocab = {item: i for i, item in enumerate(["<s>", *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     merges = [("a", "b"), ("Ġ", "ab"), ("ab", "ab")]
-    own = Tokenizer(models.BPE(vocab | {"".join(one): 257 + i for i, one in enumerate(merges)}, merges))
+    own = Tokenizer(models.BPE(vocab | {"".join(merge): 257 + i for i, merge in enumerate(merges)}, merges))
     own.pre_tokenizer, own.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     own.add_special_tokens(["<s>"])
     own.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
@@ -222,7 +222,7 @@ def test_without_bos_and_context_the_first_token_has_no_probability(tmp_path):
 def test_contexts_and_sources_are_one_for_all_or_one_each():
     checkpoint = Checkpoint(random_model(SHAPES["unlimited"]))
     each = checkpoint.score([[1, 2], [3]], context=[[4, 5], [6]])
-    assert [one.logprob for one in each] == pytest.approx(
+    assert [token.logprob for token in each] == pytest.approx(
         [checkpoint.score([1, 2], context=[4, 5]).logprob, checkpoint.score([3], context=[6]).logprob]
     )
     all_after = checkpoint.score([[1, 2], [3]], context=[4, 5])

@@ -66,7 +66,7 @@ def test_an_unknown_key_is_refused_by_name():
         ("stop_strings", 3),
         ("min_length", -1),
     ],
-    ids=lambda one: one if isinstance(one, str) else str(one)[:20],  # an id is sent to every worker
+    ids=lambda item: item if isinstance(item, str) else str(item)[:20],  # an id is sent to every worker
 )
 def test_a_wrong_value_is_an_error_of_the_checkpoint(key, value):
     with raises("checkpoint.config"):
@@ -81,11 +81,11 @@ def test_the_settings_of_a_checkpoint_are_applied_and_say_where_they_are_from():
     config = generation_config(base)
     assert (config.decoding.kind, config.decoding.num_beams, config.decoding.length_penalty) == ("beam", 4, 2.0)
     assert config.decoding.early_stopping is True
-    assert [one.kind for one in config.filters] == ["no-repeat-ngram", "min-length", "forced-eos"]
+    assert [item.kind for item in config.filters] == ["no-repeat-ngram", "min-length", "forced-eos"]
     assert (config.eos_token_id, config.max_length, config.stop) == ((2, 3), 20, (".",))
     effective = config.effective_settings()
-    assert {name for name, one in effective.items() if one["from"] == "default"} == {"max_new_tokens", "n", "seed"}
-    assert {one["from"] for one in effective.values()} == {"checkpoint", "default"}
+    assert {name for name, item in effective.items() if item["from"] == "default"} == {"max_new_tokens", "n", "seed"}
+    assert {item["from"] for item in effective.values()} == {"checkpoint", "default"}
     assert effective["decoding"] == {"value": "beam", "from": "checkpoint"}
     assert "top_p" not in effective, "without do_sample it has no effect, as in transformers"
     own = generation_config(base, no_repeat_ngram_size=2, num_beams=2, max_new_tokens=7, stop=())
@@ -136,14 +136,14 @@ def test_a_name_of_another_library_is_answered_with_ours(name, other):
 
 def test_a_checkpoint_that_samples_does_unless_the_caller_selects_another_method():
     base = settings_of({"do_sample": True, "temperature": 0.6, "top_p": 0.9})
-    kinds = {one.kind: one for one in generation_config(base).filters}
+    kinds = {item.kind: item for item in generation_config(base).filters}
     assert generation_config(base).decoding.kind == "sample"
     assert (kinds["temperature"].temperature, kinds["top-p"].top_p, kinds["top-k"].top_k) == (0.6, 0.9, 50)
     assert generation_config(base, temperature=0).decoding.kind == "greedy"
     assert generation_config(base, do_sample=False).decoding.kind == "greedy"
     assert generation_config(base, num_beams=3).decoding.kind == "beam"
     assert not generation_config(base, num_beams=3).filters
-    warm = {one.kind: one for one in generation_config(base, temperature=0.9).filters}
+    warm = {item.kind: item for item in generation_config(base, temperature=0.9).filters}
     assert (warm["temperature"].temperature, warm["top-p"].top_p) == (0.9, 0.9)
     silent = settings_of({"temperature": 0.6, "top_p": 0.9})
     assert generation_config(silent).decoding.kind == "greedy"
@@ -191,9 +191,9 @@ def test_a_wrong_stop_string_has_a_code(stop):
 def test_do_sample_is_the_sampling_of_the_checkpoint():
     for own in ({"do_sample": True}, {}):
         base = settings_of({"temperature": 0.6, "top_p": 0.9} | own)
-        filters = {one.kind: one for one in generation_config(base, do_sample=True).filters}
+        filters = {item.kind: item for item in generation_config(base, do_sample=True).filters}
         assert (filters["temperature"].temperature, filters["top-k"].top_k, filters["top-p"].top_p) == (0.6, 50, 0.9)
-    assert [one.kind for one in generation_config(do_sample=True).filters] == ["temperature"]
+    assert [item.kind for item in generation_config(do_sample=True).filters] == ["temperature"]
     assert generation_config(base, do_sample=True, temperature=0.3).filters[0].temperature == 0.3
 
 

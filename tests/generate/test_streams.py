@@ -99,9 +99,9 @@ TOKENIZERS = {
     "any-strip": word_level(decoders.Sequence([decoders.Fuse(), decoders.Strip("a", 2, 0)])),
     "fairseq": Fairseq(),
 }
-for one in TOKENIZERS.values():
-    if isinstance(one, Tokenizer):
-        one.add_special_tokens(["<s>"])  # which has no text, and is between others as if it were not there
+for tokenizer in TOKENIZERS.values():
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer.add_special_tokens(["<s>"])  # which has no text, and is between others as if it were not there
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

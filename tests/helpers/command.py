@@ -105,7 +105,7 @@ def started(*arguments, stdin=os.devnull, stdout=os.devnull, stderr=os.devnull, 
         target=child, args=([*map(str, arguments)], *streams, cwd or os.getcwd(), dict(env), before)
     )
     process.start()
-    for stream in {one for one in streams if isinstance(one, Connection)}:
+    for stream in {item for item in streams if isinstance(item, Connection)}:
         stream.close()
     return process
 

@@ -117,7 +117,7 @@ def run_manyheads(arguments, folder):
     if ">" in arguments:
         target = folder / arguments[arguments.index(">") + 1]
         arguments = arguments[: arguments.index(">")]
-    arguments = [existing_step(one, folder) for one in arguments]
+    arguments = [existing_step(argument, folder) for argument in arguments]
     is_page = arguments[0] == "look" and not {"--html", "--png", "--terminal"} & {*arguments}  # served until Ctrl-C
     if arguments[0] == "demo" or "onnx" in arguments or is_page:  # a minute each, and tested elsewhere
         arguments = [arguments[0], "--help"]
@@ -132,7 +132,7 @@ def run_manyheads(arguments, folder):
 
 def reads_generated(arguments, folder):
     """Whether the command takes a run file whose data is made by a program, thousands of rows in seconds."""
-    files = [folder / one for one in arguments if one.endswith(".toml") and arguments[0] != "new"]
+    files = [folder / argument for argument in arguments if argument.endswith(".toml") and arguments[0] != "new"]
     trees = [tomllib.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
     return any(tree.get("data", {}).get("kind") in ("dates", "sequence") for tree in trees)
 
@@ -231,21 +231,21 @@ def write_fixtures(folder):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     pairs = [text() for _ in range(200)]
-    (folder / "pairs.tsv").write_text("".join(f"{one}\t{one.upper()}\n" for one in pairs))
-    (folder / "aligned.tsv").write_text("".join(f"{one}\t{one.upper()}\t0-0 1-1\n" for one in pairs))
+    (folder / "pairs.tsv").write_text("".join(f"{pair}\t{pair.upper()}\n" for pair in pairs))
+    (folder / "aligned.tsv").write_text("".join(f"{pair}\t{pair.upper()}\t0-0 1-1\n" for pair in pairs))
     (folder / "german.txt").write_text("\n".join(pairs[:3]) + "\n")
     (folder / "notes.txt").write_text("\n\n".join(pairs) + "\n")
-    write_rows("reviews.jsonl", [{"text": one, "label": rng.choice(["positive", "negative"])} for one in pairs])
-    write_rows("packages.jsonl", [{"text": one, "label": rng.choice(["web", "games"])} for one in pairs])
-    write_rows("docs.jsonl", [{"id": f"d{i}", "text": one} for i, one in enumerate(pairs[:50])])
-    write_rows("queries.jsonl", [{"query": one, "document": one.upper()} for one in pairs[:50]])
-    write_rows("by-id.jsonl", [{"query": one, "doc_id": f"d{i}"} for i, one in enumerate(pairs[:20])])
+    write_rows("reviews.jsonl", [{"text": pair, "label": rng.choice(["positive", "negative"])} for pair in pairs])
+    write_rows("packages.jsonl", [{"text": pair, "label": rng.choice(["web", "games"])} for pair in pairs])
+    write_rows("docs.jsonl", [{"id": f"d{i}", "text": pair} for i, pair in enumerate(pairs[:50])])
+    write_rows("queries.jsonl", [{"query": pair, "document": pair.upper()} for pair in pairs[:50]])
+    write_rows("by-id.jsonl", [{"query": pair, "doc_id": f"d{i}"} for i, pair in enumerate(pairs[:20])])
     trees = ("1\tword1\t_\t_\t_\t_\t2\tnsubj\t_\t_", "2\tword2\t_\t_\t_\t_\t0\troot\t_\t_")
     (folder / "trees.conllu").write_text("\n".join(trees) + "\n")
     (folder / "dates.toml").write_text(to_toml(demo.RUN))
     shutil.copytree(ROOT / "recipes", folder / "recipes")
-    tags = [" ".join("VERB" if word in ("was", "saw") else "OTHER" for word in one.split()) for one in pairs]
-    (folder / "tags.tsv").write_text("".join(f"{one}\t{other}\n" for one, other in zip(pairs, tags, strict=True)))
+    tags = [" ".join("VERB" if word in ("was", "saw") else "OTHER" for word in pair.split()) for pair in pairs]
+    (folder / "tags.tsv").write_text("".join(f"{pair}\t{other}\n" for pair, other in zip(pairs, tags, strict=True)))
 
 
 def write_checkpoints(folder):

@@ -33,7 +33,7 @@ class Counted:
 
 def prepared(config, tokenizer=None):
     """The filters of one batch."""
-    return [one.prepare(Vocabulary(tokenizer)) for one in config.filters]
+    return [item.prepare(Vocabulary(tokenizer)) for item in config.filters]
 
 
 def filtered(config, logits, tokens, tokenizer=None):

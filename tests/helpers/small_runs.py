@@ -107,7 +107,7 @@ def at_file(event, pattern, action, count=1):
 
     def hook(name, arguments):
         if name == event:
-            paths = [os.fsdecode(one) for one in arguments if isinstance(one, str | bytes | os.PathLike)]
+            paths = [os.fsdecode(argument) for argument in arguments if isinstance(argument, str | bytes | os.PathLike)]
             if any(re.search(pattern, path) for path in paths):
                 matches.append(paths)
                 if len(matches) == count:

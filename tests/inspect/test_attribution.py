@@ -112,8 +112,8 @@ def test_the_terms_of_some_rows_are_those_of_all(position):
     model = random_model(kinds.encoder(**EMBEDS[position])).eval()
     for head, rows in ((0, slice(2, 3)), (1, slice(4, 9)), (HEADS - 1, slice(0, 1))):
         terms, whole = score_terms(model, ROW, head, rows), score_terms(model, ROW, head)
-        for one in fields(terms):
-            torch.testing.assert_close(getattr(terms, one.name), getattr(whole, one.name)[rows])
+        for field in fields(terms):
+            torch.testing.assert_close(getattr(terms, field.name), getattr(whole, field.name)[rows])
 
 
 def in_another_thread(function):
@@ -133,8 +133,8 @@ def test_a_forward_of_another_thread_changes_no_terms_and_no_gradients():
 
     model.decoder.embed.table.register_forward_pre_hook(interrupt)
     model.decoder.layers[0].attention.register_forward_pre_hook(interrupt)
-    for one in fields(terms):
-        assert torch.equal(getattr(score_terms(model, ROW, 1), one.name), getattr(terms, one.name))
+    for field in fields(terms):
+        assert torch.equal(getattr(score_terms(model, ROW, 1), field.name), getattr(terms, field.name))
     assert torch.equal(input_gradients(model, ROW, 3, 2), gradients)
 
 

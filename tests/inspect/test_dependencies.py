@@ -23,7 +23,7 @@ def sentences(seed=0, count=30):
 
 
 def test_the_head_that_follows_a_relation_is_found():
-    found = {one.relation: one for one in relation_heads(pointing(lambda i: (i + 1) % 12), sentences())}
+    found = {head.relation: head for head in relation_heads(pointing(lambda i: (i + 1) % 12), sentences())}
     best = found["next-number"]
     assert (best.attention, best.head) == ("encoder.layers.0.attention", 0)
     assert best.accuracy == 1.0
@@ -35,7 +35,7 @@ def test_the_head_that_follows_a_relation_is_found():
 
 
 def test_another_relation_is_not_found_in_it():
-    found = {one.relation: one for one in relation_heads(pointing(lambda i: (i + 5) % 12), sentences())}
+    found = {head.relation: head for head in relation_heads(pointing(lambda i: (i + 5) % 12), sentences())}
     assert found["next-number"].accuracy < 0.5
 
 

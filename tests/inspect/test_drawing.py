@@ -82,8 +82,8 @@ def check_siblings(boxes, around):
         outside = (around[0] - box.x, around[1] - box.y, box.right - around[2], box.bottom - around[3])
         assert max(outside) <= 0.01, box
         check_siblings(box.children, (box.x, box.y, box.right, box.bottom))
-    for one, other in combinations(boxes, 2):
-        assert not overlap(one, other), (one.name, other.name)
+    for box, other in combinations(boxes, 2):
+        assert not overlap(box, other), (box.name, other.name)
 
 
 def check_layout(drawing):
@@ -106,10 +106,10 @@ def check_layout(drawing):
 
 def titles_of(spec):
     """The titles of the parts of a model that are drawn."""
-    stacks = [one for one in (spec.encoder, spec.decoder) if one]
+    stacks = [item for item in (spec.encoder, spec.decoder) if item]
     own = [spec.recurrent.core, spec.recurrent.cell, spec.recurrent.readout] if spec.recurrent else []
-    parts = [spec.head, *own, *(one.embed for one in stacks)]
-    for layer in (layer for one in stacks for layer in one.expanded_layers()):
+    parts = [spec.head, *own, *(item.embed for item in stacks)]
+    for layer in (layer for item in stacks for layer in item.expanded_layers()):
         parts += [getattr(layer, slot) for slot in LAYER_SLOTS]
     return {part.title for part in parts}
 
@@ -123,8 +123,8 @@ def test_a_preset_is_drawn_with_its_parts_and_the_number_of_its_layers(name):
     check_layout(drawing)
     text = texts_of(to_svg(drawing))
     assert all(title in text for title in titles_of(spec))
-    for one in (spec.encoder, spec.decoder):
-        assert one is None or f"{one.layers} ×" in text
+    for item in (spec.encoder, spec.decoder):
+        assert item is None or f"{item.layers} ×" in text
 
 
 @pytest.mark.parametrize(
@@ -404,7 +404,9 @@ def test_an_own_residual_connection_is_traced():
     assert [name for name in boxes if re.search(r"encoder.*norm\d$", name)] == [
         f"encoder.layers.0.norm{i}" for i in range(2)
     ]
-    assert ("encoder.layers.0.input", "encoder.layers.0.sum2") in {(one.source, one.target) for one in drawing.arrows}
+    assert ("encoder.layers.0.input", "encoder.layers.0.sum2") in {
+        (arrow.source, arrow.target) for arrow in drawing.arrows
+    }
 
 
 @pytest.mark.usefixtures("own_kinds")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import fields
 
 import kinds
 import pytest
@@ -13,6 +14,8 @@ from shown_checkpoints import checkpoint
 
 from manyheads import Inputs, record
 from manyheads.inspect.measure import (
+    PATTERNS,
+    HeadMeasures,
     head_patterns,
     mean_measures,
     measure_heads,
@@ -47,6 +50,12 @@ def literal_measures(weights_LM, ids, real):
         sums["distance"] += weight * (i - j) ** 2
     means = {name: value / len(rows) for name, value in sums.items()}
     return means | {"distance": means["distance"] ** 0.5}
+
+
+def test_every_mass_is_a_pattern_with_a_letter_of_its_own():
+    masses = {field.name for field in fields(HeadMeasures)} - {"queries", "entropy", "squared_distance"}
+    assert set(PATTERNS) == masses
+    assert len({pattern.letter for pattern in PATTERNS.values()}) == len(PATTERNS)
 
 
 @pytest.mark.parametrize("core", ["dot", "additive", "argmax"])
@@ -102,16 +111,18 @@ def test_the_patterns_of_heads_count_each_token_of_each_text_once():
     shown, rows = checkpoint("decoder", text=False), [[1, 2, 1], [3, 1, 3, 1, 2, 2, 3, 1], [4]]
     found = head_patterns(shown, rows)
     tapes = [recorded(shown.model, torch.tensor([row])) for row in rows]
-    assert [(one.attention, one.head) for one in found] == [(one.name, h) for one in tapes[0] for h in range(2)]
-    for one in found:
-        sums = dict.fromkeys(one.measures, 0.0)
+    assert [(result.attention, result.head) for result in found] == [
+        (item.name, h) for item in tapes[0] for h in range(2)
+    ]
+    for result in found:
+        sums = dict.fromkeys(result.measures, 0.0)
         for row, tape in zip(rows, tapes, strict=True):
-            weights = tape.weights(one.attention, one.head)[0].tolist()
+            weights = tape.weights(result.attention, result.head)[0].tolist()
             means = literal_measures(weights, row, [True] * len(row))
             for name, mean in (means | {"distance": means["distance"] ** 2}).items():
                 sums[name] += mean * len(row)
         expected = {name: total / sum(map(len, rows)) for name, total in sums.items()}
-        assert one.measures == pytest.approx(expected | {"distance": expected["distance"] ** 0.5}, abs=1e-5)
+        assert result.measures == pytest.approx(expected | {"distance": expected["distance"] ** 0.5}, abs=1e-5)
 
 
 def test_cross_attention_has_no_own_position():

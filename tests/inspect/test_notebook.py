@@ -12,7 +12,8 @@ import torch
 from raising import raises
 
 from manyheads import attention_table, build, read, read_model, record
-from manyheads.inspect.notebook import LEVELS, MAX_CELLS, MAX_THUMBNAILS, SIZE, thumbnails
+from manyheads.inspect.notebook import LEVELS, MAX_CELLS, MAX_THUMBNAILS, thumbnails
+from manyheads.inspect.thumbnail import THUMBNAIL
 
 SMALL = ("decoder.layers=2", "decoder.width=64", "decoder.attention.heads=4", "vocab=100")
 
@@ -32,7 +33,7 @@ def recorded(*changes, length=10, batch=1, scale=8.0):
 
 def pictures(html):
     """The shades of every PNG of a page, read as the format says."""
-    return [decode(base64.b64decode(one)) for one in re.findall(r"data:image/png;base64,([\w+/=]+)", html)]
+    return [decode(base64.b64decode(match)) for match in re.findall(r"data:image/png;base64,([\w+/=]+)", html)]
 
 
 def decode(data):
@@ -64,7 +65,7 @@ def test_each_pixel_of_a_short_text_is_a_weight():
 
 def test_a_pixel_of_a_long_text_is_the_largest_weight_of_its_keys_and_only_its_queries_are_computed(monkeypatch):
     (attention, *_) = recorded(length=200)
-    step = -(-200 // SIZE)
+    step = -(-200 // THUMBNAIL)
     columns = -(-200 // step)
     rows = attention.weights()[0, :, ::step]
     padded = torch.nn.functional.pad(rows, (0, -200 % step))
@@ -78,7 +79,7 @@ def test_a_pixel_of_a_long_text_is_the_largest_weight_of_its_keys_and_only_its_q
 
     monkeypatch.setattr(core, "weights", counted)
     shades = thumbnails([attention])
-    assert sum(computed) == len(range(0, 200, step)) <= SIZE
+    assert sum(computed) == len(range(0, 200, step)) <= THUMBNAIL
     assert torch.equal(shades, (expected.sqrt() * (LEVELS - 1)).round().to(torch.uint8))
 
 
@@ -127,7 +128,7 @@ def test_a_table_has_the_weights_and_the_mask_of_a_recorded_attention(head):
     html = attention_table(attention, words, words, head=head)
     weights = attention.weights()[0]
     weights = weights[head] if head is not None else weights.mean(dim=0)
-    shown = [float(one) for one in re.findall(r">(\d\.\d\d)</td>", html)]
+    shown = [float(match) for match in re.findall(r">(\d\.\d\d)</td>", html)]
     lower = torch.ones(5, 5).tril().bool()
     assert torch.allclose(torch.tensor(shown), weights[lower], atol=0.0051)
     assert html.count('class="mh-cell hidden"') == 10

@@ -66,7 +66,7 @@ def registry(monkeypatch):
 
 
 def test_groups_have_their_metrics_in_order():
-    groups = {one.group for one in METRICS.values()}
+    groups = {item.group for item in METRICS.values()}
     assert {group: metric.metric_names(group) for group in groups} == GROUPS
 
 
@@ -142,7 +142,7 @@ def test_a_name_is_registered_once(registry, tmp_path):
     with pytest.raises(ValueError, match="exact_match") as caught:
         load_parts(path)
     assert caught.value.code == "usage.parts-file"
-    assert {name: one.function for name, one in registry.items()} == {n: m.function for n, m in METRICS.items()}
+    assert {name: item.function for name, item in registry.items()} == {n: m.function for n, m in METRICS.items()}
 
 
 def test_importing_metrics_needs_only_numpy():
@@ -180,10 +180,10 @@ def test_signatures_are_those_of_scores_against_one_reference():
     from sacrebleu.metrics.chrf import CHRF
 
     metrics = {"bleu": BLEU(), "chrf": CHRF()}
-    for one in metrics.values():
-        one.corpus_score(["the cat sat", "a mat"], [["a cat sat", "the mat"]])
+    for item in metrics.values():
+        item.corpus_score(["the cat sat", "a mat"], [["a cat sat", "the mat"]])
     signatures = sacrebleu_signatures()
-    assert signatures == {name: str(one.get_signature()) for name, one in metrics.items()}
+    assert signatures == {name: str(item.get_signature()) for name, item in metrics.items()}
     assert {"case:mixed", "tok:13a", "nrefs:1"} <= set(signatures["bleu"].split("|"))
     assert "nc:6" in signatures["chrf"].split("|")
 

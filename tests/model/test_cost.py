@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import kinds
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from manyheads import build, build_meta, presets, read_model, size
 from manyheads.model.cache import state_bytes
+from manyheads.model.cost import MultiplyAdds
 from manyheads.spec import SLOTS, to_tree
 
 # ranges for the round figures of the papers; the last two are sizes of our own
@@ -160,3 +163,36 @@ def test_a_prefix_costs_what_the_causal_mask_costs():
         size(kinds.decoder(mask={"prefix": True}), length=9).multiply_adds
         == size(kinds.decoder(), length=9).multiply_adds
     )
+
+
+def test_multiply_adds_are_those_of_this_thread_while_another_is_inside_a_module():
+    model, ids = build(kinds.decoder()).eval(), kinds.tokens(1, 5)
+    linear = next(module for module in model.decoder.layers[1].modules() if isinstance(module, torch.nn.Linear))
+    thread, inside, done = threading.get_ident(), threading.Event(), threading.Event()
+
+    def count(hook=None):
+        with torch.no_grad(), MultiplyAdds(model) as counter:
+            handle = linear.register_forward_pre_hook(hook) if hook else None
+            model(ids)
+        if handle:
+            handle.remove()
+        return counter.by_part
+
+    def wait_inside(*_):
+        if threading.get_ident() != thread:
+            inside.set()
+            done.wait(60)
+
+    def start_other(*_):
+        if threading.get_ident() == thread:
+            model.decoder.norm.register_forward_pre_hook(wait_inside)
+            other.start()
+            assert inside.wait(60)
+
+    other = threading.Thread(target=lambda: model.decoder.norm(torch.zeros(1, model.spec.decoder.width)))
+    expected = count()
+    try:
+        assert count(start_other) == expected
+    finally:
+        done.set()
+        other.join()

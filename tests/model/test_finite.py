@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 
+import kinds
 import pytest
 import torch
 from command import error_of, run
@@ -13,6 +15,7 @@ from small_runs import described, train_all
 
 import manyheads
 from manyheads import build, evaluate
+from manyheads.model.finite import raise_nonfinite
 from manyheads.training.loop import validate
 from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
@@ -117,3 +120,23 @@ def test_a_run_that_diverges_is_still_evaluated_by_the_loop():
     metrics = validate(model, run)
     assert math.isnan(metrics["exact_match"])
     assert not math.isfinite(metrics["loss"])
+
+
+def test_the_search_for_the_layer_does_not_see_the_forward_of_another_thread():
+    """The other thread gets its output, although that is infinite too, and the search finds its own layer."""
+    model, outputs = build(kinds.decoder()).eval(), []
+    broken = overflow(model)
+
+    def compute():
+        with torch.no_grad():
+            outputs.append(model(kinds.tokens(2, 5)))
+
+    def compute_twice():
+        other = threading.Thread(target=compute)
+        other.start()
+        other.join()
+        compute()
+
+    with raises("model.non-finite", broken):
+        raise_nonfinite(model, compute_twice)
+    assert [bool(output.isfinite().all()) for output in outputs] == [False]

@@ -25,7 +25,7 @@ from manyheads.spec import SLOTS, to_tree
 CORES, POSITIONS = choices("core"), choices("position")
 # every kind, "heads" with grouped and normalised keys: without them it is in every other decoder
 GROUPED = {"kind": "heads", "heads": 4, "kv_heads": 2, "qk_norm": "rms"}
-ATTENTIONS = [GROUPED, *(one for one in kinds.first_choices("attention") if one["kind"] != "heads")]
+ATTENTIONS = [GROUPED, *(choice for choice in kinds.first_choices("attention") if choice["kind"] != "heads")]
 CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 

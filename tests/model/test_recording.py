@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
+
 import kinds
 import pytest
 import torch
@@ -156,8 +159,8 @@ def test_layers_that_share_weights_have_names_of_their_own():
     x = tape.outputs["encoder.embed"][0]
     with record(model) as again:
         model(tokens())
-    assert all(torch.equal(again.activations()[f"encoder.layers.{i}"], one) for i, one in enumerate(first))
-    assert not any(torch.equal(x, one) for one in first)
+    assert all(torch.equal(again.activations()[f"encoder.layers.{i}"], tensor) for i, tensor in enumerate(first))
+    assert not any(torch.equal(x, tensor) for tensor in first)
 
 
 @torch.no_grad()
@@ -210,3 +213,19 @@ def test_a_part_of_the_weights_that_does_not_exist_is_an_error(axis, calls):
     for right in (0, -1, -size, slice(1, None), slice(-2, None), slice(2, 1), slice(0, 99), slice(0, None, 1)):
         expected = tape.weights(name)[(slice(None),) * position + (right,)]
         torch.testing.assert_close(tape.weights(name, **{axis: right}), expected)
+
+
+def test_the_check_of_an_attention_finds_wrong_sums_weights_on_masked_keys_and_another_output():
+    model = random_model(kinds.decoder())
+    with torch.no_grad(), record(model) as tape:
+        model(tokens(2, LENGTH))
+    call = tape[0]
+    assert call.check() == pytest.approx({"row_sum": 0, "masked": 0, "difference": 0}, abs=1e-6)
+    assert replace(call, output=call.output + 0.5).check()["difference"] == pytest.approx(0.5, abs=1e-6)
+    unmasked = replace(call, mask=replace(call.mask, causal=False))  # weights of another core than the mask allows
+    weights = unmasked.weights()
+    core = deepcopy(call.core)
+    core.weights = lambda *args, **kwargs: 2 * weights
+    hidden = weights.masked_fill(call.visible(), 0).max()
+    expected = {"row_sum": 1, "masked": 2 * float(hidden)}
+    assert replace(call, core=core, output=None).check() == pytest.approx(expected, abs=1e-5)

@@ -67,7 +67,10 @@ def entropy_and_distance(*args, **arguments):
 
 def gradients(loss, *tensors, retain_graph=False):
     gradients = torch.autograd.grad(loss, tensors, allow_unused=True, retain_graph=retain_graph)
-    return [torch.zeros_like(tensor) if one is None else one for one, tensor in zip(gradients, tensors, strict=True)]
+    return [
+        torch.zeros_like(tensor) if gradient is None else gradient
+        for gradient, tensor in zip(gradients, tensors, strict=True)
+    ]
 
 
 def in_small_blocks(monkeypatch, rows, scores):
@@ -88,9 +91,9 @@ def test_statistics_of_every_core_are_those_of_its_weights(choice, mask, blocks,
     expected = by_the_matrix(core.weights(q, core.key_transform(k), **arguments), arguments["positions"])
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
     by = torch.randn(2, 4, LENGTH, dtype=torch.float64)
-    for one, other in zip(ours, expected, strict=True):
-        of_one, of_other = (gradients((by * rows).sum(), *leaves, retain_graph=True) for rows in (one, other))
-        torch.testing.assert_close(of_one, of_other, rtol=1e-10, atol=1e-10)
+    for measured, other in zip(ours, expected, strict=True):
+        of_measured, of_other = (gradients((by * rows).sum(), *leaves, retain_graph=True) for rows in (measured, other))
+        torch.testing.assert_close(of_measured, of_other, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["whole", "blocks"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from look_client import Page, literal
 from shown_checkpoints import TEXT, checkpoint, long_checkpoint
+from studio_client import Page, literal
 
 
 def differences(page, run, other, info):
@@ -22,7 +22,7 @@ def test_the_difference_of_heads_is_the_weight_that_moved(name):
     page = Page(shown)
     run = page.run(add=[4, 5, 6])
     other = page.run("a cat sat on a mat . the dog ran", add=[5, 4, 6])
-    tapes = [literal(shown, one)[0] for one in (run, other)]
+    tapes = [literal(shown, item)[0] for item in (run, other)]
     for info in run["attentions"]:
         change = tapes[0].weights(info["name"])[0] - tapes[1].weights(info["name"])[0]
         moved, pictures = differences(page, run, other, info)
@@ -38,7 +38,7 @@ def test_the_difference_of_a_long_text_is_the_largest_of_each_pixel():
     page = Page(shown)
     run, other = (page.run(" ".join(str(i * i % size) for i in range(600))) for size in (23, 19))
     (info,) = run["attentions"]
-    first, second = (literal(shown, one)[0].weights(info["name"])[0] for one in (run, other))
+    first, second = (literal(shown, item)[0].weights(info["name"])[0] for item in (run, other))
     moved, pictures = differences(page, run, other, info)
     change = F.pad(first - second, (0, -600 % 13, 0, -600 % 13)).unflatten(2, (-1, 13)).unflatten(1, (-1, 13))
     cells = change.transpose(2, 3).flatten(3)

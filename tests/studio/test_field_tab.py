@@ -5,26 +5,17 @@ from __future__ import annotations
 import kinds
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from kinds import HEADS
 from shown_checkpoints import TEXT, checkpoint, image_checkpoint
+from studio_client import Client
 
 from manyheads.inspect.measure import pointer_field, receptive_field
 from manyheads.model.recording import record
-from manyheads.studio import app
 from manyheads.studio import field as tab
-from manyheads.studio.session import Sessions
-
-HOST = "127.0.0.1:1"
 
 
 def measure(shown, code=None, **fields):
-    client = TestClient(app.create_app(Sessions([shown]), "secret", {HOST}), base_url=f"http://{HOST}/secret/api/")
-    key = client.post("session").json()["session"]
-    answer = client.post("field/measure", json={"session": key, "text": TEXT} | fields)
-    assert answer.status_code == (422 if code else 200), answer.text
-    assert code is None or answer.json()["code"] == code
-    return answer.json()
+    return Client(shown).post("field/measure", code=code, **{"text": TEXT} | fields)
 
 
 @pytest.mark.parametrize("name", ["decoder", "encoder", "additive"])
@@ -33,7 +24,7 @@ def test_the_last_layer_has_the_receptive_field_of_the_library(name, position):
     shown = checkpoint(name)
     answer = measure(shown, position=position)
     ids = shown.encode([TEXT])[0].ids
-    assert answer["tokens"] == [shown.generator.token_name(one) for one in ids]
+    assert answer["tokens"] == [shown.generator.token_name(token) for token in ids]
     position = len(ids) - 1 if position is None else position
     assert answer["position"] == position
     expected = receptive_field(shown.model, ids, position, replacements=tab.replacements_of(shown))

@@ -11,12 +11,13 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from look_client import HOST, Page, literal
 from shown_checkpoints import HOSTILE, WORDS, checkpoint, image_checkpoint, long_checkpoint
 from small_runs import described, train_all
+from studio_client import HOST, Page, literal
 
 from manyheads import load
 from manyheads.inspect.edit import ablate, edit
+from manyheads.inspect.measure import PATTERNS
 from manyheads.studio import app, forward, look, offline, session, views
 from manyheads.studio.sample_inputs import find_examples
 from manyheads.studio.session import Sessions, ShownCheckpoint
@@ -41,7 +42,7 @@ def test_the_page_shows_the_weights_of_the_model(name):
     page = Page(shown)
     run = page.run()
     tape, _ = literal(shown, run)
-    assert [one["name"] for one in run["attentions"]] == tape.names()
+    assert [attention["name"] for attention in run["attentions"]] == tape.names()
     for info in run["attentions"]:
         weights = tape.weights(info["name"])[0]
         assert weights.shape == (info["heads"], info["rows"], info["columns"])
@@ -220,11 +221,11 @@ def test_thumbnails_of_a_text_that_fills_several_blocks_are_pooled():
 
 def test_badges_are_the_patterns_whose_mass_reaches_the_threshold():
     info = views.AttentionInfo("decoder.layers.0.attention", "decoder", 0, "self", 2, "text", "text", 4, 4, True)
-    measures = dict.fromkeys(("previous", "next", "self", "first", "same", "induction"), 0.0)
+    measures = dict.fromkeys(PATTERNS, 0.0)
     assert views.badges(measures, info) == []
-    for name, least in views.BADGES.items():
-        assert views.badges(measures | {name: least}, info) == [name]
-        assert views.badges(measures | {name: least - 0.01}, info) == []
+    for name, pattern in PATTERNS.items():
+        assert views.badges(measures | {name: pattern.threshold}, info) == [name]
+        assert views.badges(measures | {name: pattern.threshold - 0.01}, info) == []
 
 
 # -------------------------------------------------------------------------------------------------------------- bounds
@@ -263,7 +264,7 @@ def test_a_wrong_run_is_an_error_with_a_code(fields):
     answer = page.client.post("look/run", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422, answer.text
     assert answer.json()["code"]
-    assert not page.sessions[page.key].runs
+    assert not page.sessions[page.key].forward_passes
 
 
 @pytest.mark.parametrize(
@@ -330,13 +331,13 @@ def test_only_the_address_with_its_token_and_host_is_answered():
 
 def test_a_session_holds_a_bounded_number_of_runs(monkeypatch):
     page = Page(checkpoint("decoder"))
-    runs = [page.run(f"the cat {'sat ' * i}") for i in range(session.MAX_RUNS + 2)]
-    assert len(page.sessions[page.key].runs) == session.MAX_RUNS
+    runs = [page.run(f"the cat {'sat ' * i}") for i in range(session.MAX_FORWARD_PASSES + 2)]
+    assert len(page.sessions[page.key].forward_passes) == session.MAX_FORWARD_PASSES
     page.get("next", runs[-1], position=0)
     assert page.get("next", runs[0], check=422, position=0).json()["code"] == "usage.expired"
     monkeypatch.setattr(session, "MAX_BYTES", 1)
     page.run()
-    assert len(page.sessions[page.key].runs) == 1
+    assert len(page.sessions[page.key].forward_passes) == 1
 
 
 def test_a_run_keeps_a_bounded_number_of_tensors_and_a_row_of_each_cell():

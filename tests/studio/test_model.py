@@ -9,33 +9,23 @@ from xml.etree import ElementTree
 
 import kinds
 import pytest
-from fastapi.testclient import TestClient
+from studio_client import Client
 
 from manyheads import Checkpoint, build, presets, read, read_model
 from manyheads.inspect.describe import describe_model
 from manyheads.inspect.drawing import draw_model
 from manyheads.model.spec import override_model
 from manyheads.spec import to_tree
-from manyheads.studio.app import create_app
-from manyheads.studio.session import Sessions
 
-HOST = "127.0.0.1:1"
 HOSTILE = "runs/<img src=x onerror=alert(1)>"
 
 
 @pytest.fixture
 def ask():
-    sessions = Sessions([Checkpoint(build(kinds.decoder()).eval())], [HOSTILE])
-    client = TestClient(create_app(sessions, "token", {HOST}), base_url=f"http://{HOST}/token/api/")
-    session = client.post("session").json()["session"]
+    client = Client(Checkpoint(build(kinds.decoder()).eval()), paths=[HOSTILE])
 
     def request(path, status=200, **body):
-        if body:
-            answer = client.post(f"model/{path}", json={"session": session, **body})
-        else:
-            answer = client.get(f"model/{path}", params={"session": session})
-        assert answer.status_code == status, answer.text
-        return answer.json()
+        return client.post(f"model/{path}", status, **body) if body else client.get(f"model/{path}", status).json()
 
     return request
 
@@ -50,8 +40,8 @@ def options_of(command):
 
 def test_every_preset_and_open_checkpoint_can_be_chosen_and_every_kind_has_its_formula(ask):
     known = ask("targets")
-    assert [one["target"] for one in known["presets"]] == list(presets.names())
-    assert all(one["title"] and one["source"] for one in known["presets"])
+    assert [preset["target"] for preset in known["presets"]] == list(presets.names())
+    assert all(preset["title"] and preset["source"] for preset in known["presets"])
     assert known["checkpoints"] == [{"target": "checkpoint-0", "title": HOSTILE}]
     assert all(kind["formula"] for kinds in known["slots"].values() for kind in kinds)
 

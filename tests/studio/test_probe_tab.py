@@ -6,39 +6,21 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from shown_checkpoints import checkpoint, image_checkpoint
+from studio_client import Client
 
 from manyheads.inspect.probe import LabelledTokens, next_token, only_frequent, position, previous_token, probe
-from manyheads.studio import app
 from manyheads.studio import probe as tab
-from manyheads.studio.session import Sessions
 
-HOST = "127.0.0.1:1"
 TEXT = "the cat sat on a mat . a dog ran un ##known " * 8  # 96 tokens: 24 windows of 4
 
 
-class Page:
-    """A client with an open session."""
-
-    def __init__(self, shown):
-        self.sessions = Sessions([shown], ["model"])
-        self.client = TestClient(
-            app.create_app(self.sessions, "secret", {HOST}), base_url=f"http://{HOST}/secret/api/probe/"
-        )
-        self.key = self.client.post("../session").json()["session"]
-
+class Page(Client):
     def start(self, code=None, **fields):
-        answer = self.client.post("start", json={"session": self.key, "text": TEXT, "length": 4} | fields)
-        assert answer.status_code == (422 if code else 200), answer.text
-        assert code is None or answer.json()["code"] == code
-        return answer.json()
+        return self.post("probe/start", code=code, **{"text": TEXT, "length": 4} | fields)
 
     def layer(self, started, index, code=None):
-        answer = self.client.get("layer", params={"session": self.key, "probe": started["probe"], "index": index})
-        assert answer.status_code == (422 if code else 200), answer.text
-        assert code is None or answer.json()["code"] == code
-        return answer.json()
+        return self.get("probe/layer", code=code, probe=started["probe"], index=index).json()
 
 
 def windows_of(shown, text, length):
@@ -59,7 +41,7 @@ def test_every_layer_has_the_numbers_of_the_library(name, label):
         assert {key: shown_layer[key] for key in expected} == expected | {"interval": list(layer.interval)}
     assert started["layers"] == [layer.name for layer in report.layers]
     assert (started["chance"], started["classes"], started["tested"]) == (report.chance, report.classes, report.tokens)
-    assert [one["hash_after"] for one in layers] == [None] * (len(layers) - 1) + [report.weights_hash]
+    assert [item["hash_after"] for item in layers] == [None] * (len(layers) - 1) + [report.weights_hash]
     assert started["hash_before"] == report.weights_hash
     assert page.layer(started, 0) == layers[0], "a layer may be asked for again"
     page.layer(started, len(layers), code="usage.argument")
@@ -70,7 +52,7 @@ def test_windows_have_no_begin_token_and_random_ids_replace_a_text_that_is_too_s
     request = tab.ProbeRequest(session="", text=TEXT, length=4)
     rows, source = tab.windows(shown, request)
     assert rows == windows_of(shown, TEXT, 4)
-    assert shown.tokenizer.token_to_id("<s>") not in {one for row in rows for one in row}
+    assert shown.tokenizer.token_to_id("<s>") not in {token for row in rows for token in row}
     assert "24 windows" in source
     page = Page(shown)
     assert "random" in page.start(text="the cat")["source"]
@@ -84,7 +66,7 @@ def test_windows_have_no_begin_token_and_random_ids_replace_a_text_that_is_too_s
 def test_ids_are_windows_too_and_are_checked():
     shown = checkpoint("decoder", text=False)
     page, numbers = Page(shown), torch.arange(100) % 20
-    text = " ".join(str(int(one)) for one in numbers)
+    text = " ".join(str(int(number)) for number in numbers)
     assert "20 windows of 5 tokens of the text" in page.start(text=text, length=5)["source"]
     page.start(text="99 " * 100, windows="text", code="input.invalid")
     page.start(text="words " * 100, code="input.invalid")
@@ -109,7 +91,7 @@ def test_the_longest_token_is_a_label():
     shown = checkpoint("decoder")
     rows = windows_of(shown, TEXT, 4)
     label = tab.label_of(shown, "length", rows)
-    names = [[shown.generator.token_name(one) for one in row] for row in rows]
+    names = [[shown.generator.token_name(token) for token in row] for row in rows]
     assert [[label(row, i) for i in range(4)] for row in rows] == [[len(name) for name in row] for row in names]
 
 
@@ -139,5 +121,5 @@ def test_closing_the_page_frees_the_probes():
     page = Page(checkpoint("decoder"))
     page.start()
     assert page.sessions[page.key].probe is not None
-    page.client.post(f"../session/{page.key}/close")
+    page.client.post(f"session/{page.key}/close")
     page.start(code="usage.expired")

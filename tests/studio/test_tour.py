@@ -7,26 +7,17 @@ import re
 import kinds
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from shown_checkpoints import checkpoint, image_checkpoint
+from studio_client import Client
 from tour_checkpoints import tour_checkpoint
 
-from manyheads.studio import app, tour
-from manyheads.studio.session import Sessions
-
-HOST = "127.0.0.1:1"
+from manyheads.model.transformer import Transformer
+from manyheads.studio import tour
 
 
-class Page:
-    def __init__(self, shown):
-        made = app.create_app(Sessions([shown]), "secret", {HOST})
-        self.client = TestClient(made, base_url=f"http://{HOST}/secret/api/")
-        self.key = self.client.post("session").json()["session"]
-
+class Page(Client):
     def get(self, path, check=200, **fields):
-        answer = self.client.get(f"tour/{path}", params={"session": self.key} | fields)
-        assert answer.status_code == check, answer.text
-        return answer.json()
+        return super().get(f"tour/{path}", check, **fields).json()
 
     def steps(self):
         return {step["key"]: step for step in self.get("steps")["steps"]}
@@ -36,7 +27,7 @@ class Page:
 
 
 def tables(step):
-    (found,) = [one for one in tour.STEPS if one.key == step]
+    (found,) = [item for item in tour.STEPS if item.key == step]
     return [(torch.tensor(table["values"]), table) for table in found.tables()]
 
 
@@ -120,31 +111,37 @@ def test_dog_and_the_two_bigs_of_the_open_model():
 def test_the_strongest_head_of_run_and_prefer_is_the_largest_weight_of_the_model():
     shown = tour_checkpoint("decoder")
     page = Page(shown)
-    _, tape, _ = tour.run(shown, tour.RUN[1])
+    _, tape, _ = tour.run_text(shown, tour.RUN_TEXTS[1])
     largest = max(float(tape.weights(name)[0, :, 4, 3].max()) for name in tape.names())
     assert f"{largest:.3f}" in page.facts("run")[1]["text"]
-    _, tape, _ = tour.run(shown, tour.PREFER)
+    _, tape, _ = tour.run_text(shown, tour.PREFER)
     largest = max(float(tape.weights(name)[0, :, 4, 1].max()) for name in tape.names())
     assert f"{largest:.3f}" in page.facts("relation")[1]["text"]
 
 
 @pytest.mark.parametrize(
-    "shown", [checkpoint("decoder"), checkpoint("decoder", text=False), checkpoint("pair"), image_checkpoint()]
-)
+    "shown",
+    [checkpoint("decoder"), checkpoint("decoder", text=False), checkpoint("pair"), checkpoint("recurrent"),
+     image_checkpoint()],
+)  # fmt: skip
 def test_a_step_that_the_model_cannot_show_keeps_its_tables_or_is_skipped(shown):
     page = Page(shown)
     for key, step in page.steps().items():
         assert step["text"]
+        names_the_model = re.search(r"\bbelow\b|\bPress\b|\bopen model\b|\bThe tab\b|\bLook for\b", step["text"])
         numbers = page.get("numbers", step=key)
         if step["refusal"]:
             assert step["state"] == {}
+            assert names_the_model is None, "a sentence about what the page cannot show"
             assert numbers["facts"] == []
             assert step["skipped"] is (numbers["tables"] == [])
         else:
             assert step["skipped"] is False
     assert page.steps()["run"]["skipped"]
+    is_transformer = isinstance(shown.model, Transformer)
+    assert page.steps()["walk"]["skipped"] is not is_transformer
     assert not page.steps()["mask"]["skipped"]
-    assert (page.steps()["cross"]["state"] != {}) is shown.has_source
+    assert (page.steps()["cross"]["state"] != {}) is (shown.has_source and is_transformer)
     page.get("numbers", check=422, step="none")
 
 
@@ -152,8 +149,8 @@ def test_every_step_fits_a_model_that_knows_its_words_and_names_a_tab_and_a_walk
     page = Page(tour_checkpoint("decoder"))
     for key, step in page.steps().items():
         assert step["refusal"] is None
+        assert step["text"].endswith(next(item.guide for item in tour.STEPS if item.key == key))
         assert all(fact["holds"] is not False for fact in page.get("numbers", step=key)["facts"])
         assert step["state"].get("tab", "look") in {"look", "model", "probe", "field"}
     walk = page.steps()["walk"]["state"]
-    goal = {"session": page.key, "target": walk["model"], "goal": walk["to"]}
-    assert page.client.post("model/walk", json=goal).json()["steps"]
+    assert page.post("model/walk", target=walk["model"], goal=walk["to"])["steps"]

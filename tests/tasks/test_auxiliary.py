@@ -45,8 +45,8 @@ def shaped_run(name, *auxiliary_losses, **train):
 def to_double(batch):
     """Images as precise as the model."""
     inputs = {name: getattr(batch, name) for name in ("inputs", "source")}
-    images = {name: one for name, one in inputs.items() if one is not None and one.tokens.is_floating_point()}
-    return replace(batch, **{name: replace(one, tokens=one.tokens.double()) for name, one in images.items()})
+    images = {name: item for name, item in inputs.items() if item is not None and item.tokens.is_floating_point()}
+    return replace(batch, **{name: replace(image, tokens=image.tokens.double()) for name, image in images.items()})
 
 
 def double_model(run):
@@ -100,7 +100,10 @@ def terms_and_gradients(model, run, batches):
         loss = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch)
         losses.append(total_loss(replace(loss, sum=torch.zeros(())), 1, run.spec.auxiliary_losses, counts))
     sum(losses).backward()
-    gradients = [torch.zeros_like(one) if one.grad is None else one.grad.clone() for one in model.parameters()]
+    gradients = [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        for parameter in model.parameters()
+    ]
     return float(sum(losses).detach()), gradients
 
 
@@ -109,7 +112,9 @@ def terms_and_gradients(model, run, batches):
 def test_four_batches_give_what_one_gives_and_padding_changes_nothing(name, reduction):
     run = prepare(shaped_run(name, FOCUS | {"reduction": reduction}, NEAR | {"reduction": reduction}))
     task, model = run.spec.task, double_model(run)
-    rows = sorted((run.train_rows[i] for i in range(16)), key=lambda row: len(row[0]))  # batches of different lengths
+    rows = sorted(
+        (run.train_dataset[i] for i in range(16)), key=lambda row: len(row[0])
+    )  # batches of different lengths
     parts = [task.batch(rows[i : i + 4], run.special_tokens, np.random.default_rng(0)) for i in range(0, 16, 4)]
     whole = task.batch(rows, run.special_tokens, np.random.default_rng(0))
     assert whole.inputs.padding_mask is not None
@@ -128,7 +133,7 @@ def test_a_term_of_weight_zero_is_logged_and_changes_no_bit(name):
         steps = [train_step(model, optimizer, stream, run, stream.state) for _ in (1, 2)]
         results.append((steps, [parameter.detach().clone() for parameter in model.parameters()]))
     (plain, plain_weights), (logged, logged_weights) = results
-    assert all(torch.equal(one, other) for one, other in zip(plain_weights, logged_weights, strict=True))
+    assert all(torch.equal(weight, other) for weight, other in zip(plain_weights, logged_weights, strict=True))
     assert [step.loss for step in plain] == [step.loss for step in logged]
     assert plain[0].terms == {}
     assert set(logged[0].terms) == {"focus", "near"}
@@ -158,7 +163,7 @@ def test_layers_that_share_weights_are_different():
     with record(model) as attentions:
         model(ids)
     records = attention_records(model.spec, attentions, Batch(Inputs(ids), ids))
-    assert [one.layer.index for one in records] == [0, 1, 2, 3]
+    assert [item.layer.index for item in records] == [0, 1, 2, 3]
 
 
 WRONG = {
@@ -262,7 +267,7 @@ def guided_run(name, data, *auxiliary_losses, **train):
 def linked_batch(run, rows):
     """The batch of some training rows, with their links."""
     task = run.spec.task
-    batch = task.batch([run.train_rows[i] for i in rows], run.special_tokens, np.random.default_rng(0))
+    batch = task.batch([run.train_dataset[i] for i in rows], run.special_tokens, np.random.default_rng(0))
     return add_attention_targets(
         batch,
         task,
@@ -284,7 +289,7 @@ def test_guided_attention_is_the_cross_entropy_of_the_alignment(name):
     run = prepare(guided_run(name, "test-aligned", {"kind": "guided", "weight": 1.0}))
     batch = BatchStream(run).next()
     term, attentions = guided_term(run, double_model(run), batch)
-    cross = [one.weights() for one in attentions if not one.name.endswith("attention")]
+    cross = [attention.weights() for attention in attentions if not attention.name.endswith("attention")]
     alpha = torch.cat(cross, dim=2) if name == "recurrent" else cross[0]
     costs = []
     for row, (source, targets) in enumerate(zip(batch.source.tokens, batch.targets, strict=True)):
@@ -348,7 +353,7 @@ def test_a_relation_of_a_treebank_guides_its_own_arcs(tmp_path):
 @pytest.mark.parametrize(
     "auxiliary_losses",
     [{"kind": "guided", "by": "arcs"}, {"kind": "focus"}, {"kind": "near"}],
-    ids=lambda one: one["kind"],
+    ids=lambda item: item["kind"],
 )
 @pytest.mark.parametrize("name", ["causal", "masked"])
 def test_packed_texts_are_not_shaped(name, auxiliary_losses):
@@ -377,7 +382,7 @@ def test_the_tokens_of_a_target_word_share_the_weight_and_its_row_counts_once():
 def test_accumulated_guidance_is_that_of_one_batch():
     run = prepare(guided_run("seq2seq", "test-aligned", {"kind": "guided", "weight": 2.0}))
     model = double_model(run)
-    rows = sorted(range(16), key=lambda i: len(run.train_rows[i][0]))
+    rows = sorted(range(16), key=lambda i: len(run.train_dataset[i][0]))
     parts = [linked_batch(run, rows[i : i + 4]) for i in range(0, 16, 4)]
     one, other = (terms_and_gradients(model, run, batches) for batches in (parts, [linked_batch(run, rows)]))
     assert one[0] == pytest.approx(other[0], abs=1e-10)

@@ -108,7 +108,7 @@ def test_an_own_task_is_listed_by_show(tagging):
     (slot,) = run_json("show", "task", "--parts", tagging / "tag.py")["slots"]
     (kind,) = [kind for kind in slot["kinds"] if kind["kind"] == "tag"]
     assert kind["formula"] == "−Σ log p(tag_t | x), one tag per word"
-    assert [(one["field"], one["default"]) for one in kind["fields"]] == [("weight", 1.0)]
+    assert [(field["field"], field["default"]) for field in kind["fields"]] == [("weight", 1.0)]
     assert "tag" not in [kind["kind"] for kind in run_json("show", "task")["slots"][0]["kinds"]]
     assert "one tag per word" in run("show", "task", "--parts", tagging / "tag.py").stdout
 
@@ -299,7 +299,7 @@ def test_an_own_filter_is_listed_and_changes_the_output(tmp_path):
     (slot,) = run_json("show", "filter", *parts)["slots"]
     (kind,) = [kind for kind in slot["kinds"] if kind["kind"] == "test-never-at"]
     assert kind["formula"] == "−∞ for a token at one step"
-    assert [one["field"] for one in kind["fields"]] == ["test_never", "test_step"]
+    assert [field["field"] for field in kind["fields"]] == ["test_never", "test_step"]
     assert "test-never-at" not in [kind["kind"] for kind in run_json("show", "filter")["slots"][0]["kinds"]]
     folder = folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None, eos_token_id=None)
     common = ["predict", folder, "word1 word2", "--max-new-tokens", 4, "--logprobs", 1]

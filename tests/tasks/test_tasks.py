@@ -64,7 +64,7 @@ def test_of_the_predicted_positions_most_are_masked_some_random_and_some_unchang
         (MaskedSpec(mlm_probability=0.3, mask_replace_prob=0.5, random_replace_prob=0.3), (0.3, 0.5, 0.3, 0.2)),
     ):
         batch = spec.batch([(text,)], special_tokens, rng(2))
-        inputs, targets = (one[0, 1:-1].numpy() for one in (batch.inputs.tokens, batch.targets))
+        inputs, targets = (item[0, 1:-1].numpy() for item in (batch.inputs.tokens, batch.targets))
         mask = targets != IGNORE_INDEX
         assert (inputs[~mask] == text[~mask]).all()
         assert (targets[mask] == text[mask]).all()
@@ -159,16 +159,16 @@ def test_spans_get_the_special_tokens_of_any_pair(template):
     batch = SpansSpec().batch([(np.arange(10, 30),)], tokens, rng(0))
     source, targets = batch.source.tokens[0], batch.targets[0]
     visible, masked = (
-        np.array([token for token in one.tolist() if token in {*range(10, 30), *SENTINELS}])
-        for one in (source, targets)
+        np.array([token for token in item.tolist() if token in {*range(10, 30), *SENTINELS}])
+        for item in (source, targets)
     )
     pair = Seq2SeqSpec().batch([(visible, masked)], tokens, rng(0))
-    for one, other in (
+    for item, other in (
         (source, pair.source.tokens[0]),
         (targets, pair.targets[0]),
         (batch.inputs.tokens, pair.inputs.tokens),
     ):
-        assert torch.equal(one, other)
+        assert torch.equal(item, other)
 
 
 def test_a_text_with_more_spans_than_sentinels_is_refused():
@@ -206,7 +206,9 @@ def test_a_tokenizer_trained_here_gets_the_sentinels():
     assert run.model_spec.vocab == run.special_tokens.vocab_size == max(run.special_tokens.sentinels) + 1
     # the name of a sentinel in a text is text
     assert len(run.tokenizer.encode("was born <extra_0>", add_special_tokens=False).ids) > 3
-    assert not set(np.concatenate([row[0] for row in run.train_rows.rows]).tolist()) & set(run.special_tokens.sentinels)
+    assert not set(np.concatenate([row[0] for row in run.train_dataset.rows]).tolist()) & set(
+        run.special_tokens.sentinels
+    )
 
 
 @pytest.mark.parametrize("spelling", ["<extra_{}>", "<extra_id_{}>", None])

@@ -14,24 +14,24 @@ import manyheads
 from manyheads.errors import ConfigError
 from manyheads.tasks.batch import IGNORE_INDEX
 from manyheads.tasks.seq2seq import Seq2SeqSpec
-from manyheads.training.batches import BatchPlan, BatchStream, row_lengths
+from manyheads.training.batches import BatchLoader, BatchStream, row_lengths
 from manyheads.training.estimate import batch_positions
 from manyheads.training.loop import validate
 from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
 
 
-def batches(plan):
-    return [plan.batch(i) for i in range(len(plan))]
+def batches(loader):
+    return [*loader]
 
 
 def test_every_row_is_in_one_batch_per_epoch():
     run = prepare(read_run(described("seq2seq")))
     stream = BatchStream(run)
-    first = stream.plan().batches
-    assert sorted(np.concatenate(first).tolist()) == list(range(len(run.train_rows)))
+    first = stream.loader().batches
+    assert sorted(np.concatenate(first).tolist()) == list(range(len(run.train_dataset)))
     stream.state.epoch = 1
-    assert [list(one) for one in stream.plan().batches] != [list(one) for one in first]
+    assert [list(batch) for batch in stream.loader().batches] != [list(tensor) for tensor in first]
 
 
 @pytest.mark.parametrize("template", [None, ((1,), (2,))])
@@ -41,12 +41,12 @@ def test_no_batch_has_more_than_batch_tokens(name, template):
     run = prepare(read_run(described(name)))
     if run.tokenizer is not None:
         run = replace(run, special_tokens=replace(run.special_tokens, prefix_suffix_ids=template))
-    longest = int(row_lengths(run, run.validation_rows).sum(1).max())  # an evaluated row may be longer than a batch
-    for plan, limit in (
-        (BatchPlan(run, run.train_rows), 200),
-        (BatchPlan(run, run.validation_rows, max_rows=50), max(200, longest)),
+    longest = int(row_lengths(run, run.validation_dataset).sum(1).max())  # an evaluated row may be longer than a batch
+    for loader, limit in (
+        (BatchLoader(run, run.train_dataset), 200),
+        (BatchLoader(run, run.validation_dataset, max_rows=50), max(200, longest)),
     ):
-        sizes = [batch_positions(batch) for batch in batches(plan)]
+        sizes = [batch_positions(batch) for batch in batches(loader)]
         assert max(sizes) <= limit
         assert np.mean(sizes) > 0.5 * limit  # and batches are not mostly empty
 
@@ -54,7 +54,7 @@ def test_no_batch_has_more_than_batch_tokens(name, template):
 @pytest.mark.parametrize("name", TASKS)
 def test_a_batch_moves_to_a_device_with_all_its_tensors(name):
     batch = BatchStream(prepare(read_run(described(name)))).next().to(torch.device("meta"))
-    inputs = [value for one in (batch.inputs, batch.source) if one is not None for value in vars(one).values()]
+    inputs = [value for item in (batch.inputs, batch.source) if item is not None for value in vars(item).values()]
     tensors = [value for value in (batch.targets, *inputs) if isinstance(value, torch.Tensor)]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
 
@@ -72,8 +72,8 @@ def test_an_evaluation_has_every_class_of_a_sorted_file_and_the_same_rows_for_ev
     for seed in (1, 2):
         tree = described("classify", eval_rows=100) | {"model": model, "data": data, "seed": seed}
         run = prepare(read_run(tree))
-        plan = BatchPlan(run, run.validation_rows, max_rows=100)
-        evaluated.append(sorted(row for i in range(len(plan)) for row in plan.row_indices(i)))
+        loader = BatchLoader(run, run.validation_dataset, max_rows=100)
+        evaluated.append(sorted(row for i in range(len(loader)) for row in loader.row_indices(i)))
         assert len(set(evaluated[-1])) == 100
         assert np.bincount(np.array(evaluated[-1]) // 250, minlength=4).min() > 15
     assert evaluated[0] == evaluated[1]
@@ -89,7 +89,7 @@ def test_the_validation_loss_is_that_of_the_tokens_whatever_the_label_smoothing(
         losses.append(validate(model, run)["loss"])
     assert losses[0] == losses[1]
     logs = []
-    for batch in batches(BatchPlan(run, run.validation_rows, max_rows=run.spec.train.eval_rows)):
+    for batch in batches(BatchLoader(run, run.validation_dataset, max_rows=run.spec.train.eval_rows)):
         mask = batch.targets != IGNORE_INDEX
         logs.append(model(batch.inputs, batch.source)[mask].log_softmax(-1).gather(1, batch.targets[mask][:, None]))
     assert losses[1] == pytest.approx(-float(torch.cat(logs).mean()), rel=1e-5)
@@ -100,8 +100,8 @@ def test_runs_with_other_seeds_are_evaluated_on_the_same_batches(name):
     found = []
     for seed in (5, 6):
         run = prepare(read_run(described(name, eval_rows=30) | {"seed": seed}))
-        plan = BatchPlan(run, run.validation_rows, max_rows=30)
-        found.append([(batch.inputs.tokens.tolist(), batch.targets.tolist()) for batch in batches(plan)])
+        loader = BatchLoader(run, run.validation_dataset, max_rows=30)
+        found.append([(batch.inputs.tokens.tolist(), batch.targets.tolist()) for batch in batches(loader)])
     assert found[0] == found[1]
 
 
@@ -128,7 +128,7 @@ def test_targets_are_generated_for_the_rows_whose_loss_is_computed():
         for rows in (RecordingTask.scored, RecordingTask.generated)
     )
     assert scored == generated
-    assert len(scored) == 30 < len(run.validation_rows)
+    assert len(scored) == 30 < len(run.validation_dataset)
 
 
 # ------------------------------------------------------------------------------------------------------------- packing
@@ -138,15 +138,15 @@ def test_targets_are_generated_for_the_rows_whose_loss_is_computed():
 def test_packed_texts_have_the_loss_and_gradients_of_texts_in_rows_of_their_own(name):
     run = prepare(read_run(described(name, pack=160, batch_tokens=800)))
     task, model = run.spec.task, manyheads.build(run.model_spec, seed=1).double().eval()
-    plan = BatchPlan(run, run.train_rows)
+    loader = BatchLoader(run, run.train_dataset)
     whole = [
-        row for row in plan.batches[0] if all(stop - start == plan.lengths[i, 0] for i, start, stop in row.tolist())
+        row for row in loader.batches[0] if all(stop - start == loader.lengths[i, 0] for i, start, stop in row.tolist())
     ]
     assert len(whole) > 1
     assert max(map(len, whole)) > 1
-    plan.batches = [whole]
-    packed = plan.batch(0)
-    rows = [run.train_rows[int(i)] for row in whole for i, _, _ in row]
+    loader.batches = [whole]
+    packed = loader[0]
+    rows = [run.train_dataset[int(i)] for row in whole for i, _, _ in row]
     alone = task.batch(rows, run.special_tokens, np.random.default_rng([run.spec.seed, 0, 0]))
     assert packed.inputs.batch_size < alone.inputs.batch_size
     results = []
@@ -166,14 +166,16 @@ def test_packed_texts_have_the_loss_and_gradients_of_texts_in_rows_of_their_own(
 def test_every_token_is_in_one_slice_and_special_tokens_only_at_the_ends_of_a_text(name, pack):
     run = prepare(read_run(described(name, pack=pack, batch_tokens=pack * 3)))
     task, tokens, chunks = run.spec.task, run.special_tokens, {}
-    for row in (row for rows in BatchPlan(run, run.train_rows, epoch=1).batches for row in rows):
+    for row in (row for rows in BatchLoader(run, run.train_dataset, epoch=1).batches for row in rows):
         assert sum(stop - start for _, start, stop in row) <= pack
         for i, start, stop in row.tolist():
-            batch = task.batch_chunks([task.chunk(run.train_rows[i][0], start, stop)], tokens, np.random.default_rng(0))
+            batch = task.batch_chunks(
+                [task.chunk(run.train_dataset[i][0], start, stop)], tokens, np.random.default_rng(0)
+            )
             chunks.setdefault(i, []).append((start, batch.inputs.tokens[0].tolist(), batch.targets[0].tolist()))
-    assert sorted(chunks) == list(range(len(run.train_rows)))
+    assert sorted(chunks) == list(range(len(run.train_dataset)))
     for i, parts in chunks.items():
-        text = run.train_rows[i][0].tolist()
+        text = run.train_dataset[i][0].tolist()
         inputs = [token for _, ids, _ in sorted(parts) for token in ids]
         if name == "causal":
             assert inputs == [tokens.bos, *text]
@@ -184,7 +186,7 @@ def test_every_token_is_in_one_slice_and_special_tokens_only_at_the_ends_of_a_te
 
 def test_packing_leaves_little_padding():
     run = prepare(read_run(described("causal", pack=256, batch_tokens=1024)))
-    packed = batches(BatchPlan(run, run.train_rows))
+    packed = batches(BatchLoader(run, run.train_dataset))
     tokens, positions = sum(batch.num_tokens for batch in packed), sum(batch.inputs.tokens.numel() for batch in packed)
     assert 1 - tokens / positions < 0.1
 

@@ -39,7 +39,7 @@ def test_a_metric_of_text_selects_the_best_checkpoint(name, tmp_path):
     assert validate(checkpoint.model, prepare(read_run(tree)))[name] == pytest.approx(values[best])
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     metrics = [line["metrics"] for line in lines if line["event"] == "evaluated"]
-    assert all(set(one) == {"loss", "accuracy", "exact_match", name} for one in metrics)
+    assert all(set(item) == {"loss", "accuracy", "exact_match", name} for item in metrics)
 
 
 def test_the_value_is_the_metric_of_greedy_texts_against_their_targets(tmp_path):

@@ -163,8 +163,8 @@ def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path
     assert report["axes"] == {"position": ["none", "rope"], "lr": ["1e-2"]}
     assert [cell["cell"] for cell in report["cells"]] == [{"position": name, "lr": "1e-2"} for name in ("none", "rope")]
     for cell in report["cells"]:
-        losses = [one["metrics"]["loss"] for one in cell["seeds"]]
-        assert [one["seed"] for one in cell["seeds"]] == [4, 5]
+        losses = [seed["metrics"]["loss"] for seed in cell["seeds"]]
+        assert [seed["seed"] for seed in cell["seeds"]] == [4, 5]
         assert len(set(losses)) == 2
         assert cell["metrics"]["loss"]["mean"] == pytest.approx(statistics.fmean(losses))
         assert cell["metrics"]["loss"]["std"] == pytest.approx(statistics.stdev(losses))
@@ -174,7 +174,7 @@ def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path
     alone = last_metrics(train_all(tree, tmp_path / "alone"))
     assert report["cells"][1]["seeds"][1]["metrics"] == alone, "a run of a cell is the same as that run alone"
     parameters = build(prepare(read_run(tree)).model_spec).parameters()
-    assert report["cells"][1]["parameters"] == sum(one.numel() for one in parameters)
+    assert report["cells"][1]["parameters"] == sum(parameter.numel() for parameter in parameters)
     assert (grid / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((grid / "compare.json").read_text()) == report
 
@@ -206,7 +206,7 @@ def test_a_cell_that_fails_has_an_error_and_the_others_are_trained(path, tmp_pat
     lines = run(*command, env=wide).stdout.splitlines()
     rows = [line.split() for line in lines if line.startswith(("none", "rope"))]
     assert [row[:2] for row in rows] == [
-        [one, other] for one in ("none", "rope") for other in ("dot", "synthesizer-random")
+        [item, other] for item in ("none", "rope") for other in ("dot", "synthesizer-random")
     ]
     assert len(rows[3]) > len(rows[0]), "which has an error at its end"
     there = tmp_path / "a.tsv"
@@ -226,7 +226,7 @@ def test_a_seed_that_fails_does_not_affect_the_others(path, tmp_path):
     blocked.write_text("a file where the folder of a run should be")
     (cell,) = compare(path, ["lr=1e-3"], tmp_path / "grid", seeds=2)["cells"]
     assert str(blocked) in cell["error"]
-    assert [one["seed"] for one in cell["seeds"]] == [5]
+    assert [seed["seed"] for seed in cell["seeds"]] == [5]
     assert cell["parameters"] > 0
     assert (tmp_path / "grid" / "compare.json").is_file()
 
@@ -264,7 +264,7 @@ def test_seeds_that_were_trained_on_other_data_are_not_compared(path, tmp_path):
     pairs.write_text("".join(f"{word} b\tb {word}\n" for word in "abcdefgi"))
     (cell,) = compare(path, axis, tmp_path / "grid", seeds=2)["cells"]
     assert "seed-4" in cell["error"]
-    assert [one["seed"] for one in cell["seeds"]] == [4]
+    assert [seed["seed"] for seed in cell["seeds"]] == [4]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_what_would_change_the_metrics_of_a_finished_run_is_refused(path, tmp_pa
     compare(path, ["position=none"], tmp_path / "grid", seeds=1)
     with pytest.raises(RunChangedError) as error:
         compare(path, ["position=none"], tmp_path / "grid", seeds=2, overrides=[changed])
-    assert any(one.field.startswith(changed.partition("=")[0]) for one in error.value.changes)
+    assert any(change.field.startswith(changed.partition("=")[0]) for change in error.value.changes)
 
 
 def test_the_plot_takes_many_cells_and_seeds_without_metrics(tmp_path):
@@ -293,7 +293,7 @@ def test_the_plot_takes_many_cells_and_seeds_without_metrics(tmp_path):
 
 def metrics_of(report):
     return [
-        (cell["cell"], cell["error"], [(one["seed"], one["metrics"], one["curve"]) for one in cell["seeds"]])
+        (cell["cell"], cell["error"], [(seed["seed"], seed["metrics"], seed["curve"]) for seed in cell["seeds"]])
         for cell in report["cells"]
     ]
 
@@ -389,7 +389,7 @@ def test_a_killed_comparison_takes_its_runs_with_it_and_they_save(path, tmp_path
     process = started(*command, "-o", grid, stderr=stderr)
     while process.is_alive() and len(list(grid.glob("*/*/metrics.jsonl"))) < 2:
         time.sleep(0.05)
-    workers = [json.loads(one.read_text())["pid"] for one in grid.glob("*/*/lock.json")]
+    workers = [json.loads(item.read_text())["pid"] for item in grid.glob("*/*/lock.json")]
     assert len(workers) == 2, stderr.read_text()
     process.kill()
     process.join()

@@ -15,7 +15,7 @@ from small_runs import STACK, described, in_a_process
 import manyheads
 from manyheads.errors import ManyheadsError, OutOfDiskError
 from manyheads.spec import to_toml
-from manyheads.training.batches import BatchPlan, BatchStream
+from manyheads.training.batches import BatchLoader, BatchStream
 from manyheads.training.estimate import MAX_TIMED_STEPS, format_seconds, measure_speed
 from manyheads.training.loop import train_events
 from manyheads.training.preparation import prepare
@@ -34,12 +34,12 @@ def test_a_dry_run_estimates_everything_and_writes_nothing(run_file, tmp_path):
     report = run_json("train", run_file, "--dry-run", "--output", tmp_path / "out")
     prepared = prepare(read_run(described("seq2seq")))
     model, stream = manyheads.build(prepared.model_spec), BatchStream(prepared)
-    batches = [stream.next() for _ in range(len(stream.plan()))]
-    positions = sum(one.tokens.numel() for batch in batches for one in (batch.inputs, batch.source))
+    batches = [stream.next() for _ in range(len(stream.loader()))]
+    positions = sum(item.tokens.numel() for batch in batches for item in (batch.inputs, batch.source))
     assert report["resources"]["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert report["resources"]["disk_free"] > report["resources"]["disk"]
     assert report["epoch"] == {
-        "rows": len(prepared.train_rows),
+        "rows": len(prepared.train_dataset),
         "batches": len(batches),
         "counted_batches": len(batches),
         "tokens": sum(batch.num_tokens for batch in batches),
@@ -76,8 +76,8 @@ def test_an_evaluation_of_packed_texts_is_timed_by_rows_not_by_texts(tmp_path):
     data = {"kind": "text", "path": str(tmp_path / "book.txt"), "document": "file", "validation_fraction": 0.25}
     tree = {"model": {"vocab": "tokenizer", "decoder": STACK}, "data": data, "tokenizer": "bytes", "task": "causal"}
     run = prepare(read_run(tree | {"train": {"steps": 2, "batch_tokens": 64, "pack": 16, "eval_rows": 1000}}))
-    rows = sum(len(batch) for batch in BatchPlan(run, run.validation_rows, max_rows=1000).batches)
-    assert len(run.validation_rows) < 5 < 100 < rows
+    rows = sum(len(batch) for batch in BatchLoader(run, run.validation_dataset, max_rows=1000).batches)
+    assert len(run.validation_dataset) < 5 < 100 < rows
     assert sum(count for count, _ in evaluation_shapes(run)) == rows
     assert measure_speed(run, seconds=0.01).evaluation > 0
 

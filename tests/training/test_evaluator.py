@@ -210,7 +210,7 @@ def test_texts_are_read_as_in_training_however_long_they_are(tmp_path):
     assert re.findall(r"\d+", run("predict", tmp_path / "labels", "-f", tmp_path / "long.txt").stderr)[-1] == "80"
     longer = {"data": labels, "task": "classify", "train": settings | {"max_length": 30}}
     again = prepare(read_run({"init_from": str(tmp_path / "labels")} | longer))
-    assert max(len(again.train_rows[i][0]) for i in range(60)) > 8, "another run truncates where it says"
+    assert max(len(again.train_dataset[i][0]) for i in range(60)) > 8, "another run truncates where it says"
 
     few = model | {"encoder": model["encoder"] | {"position": {"kind": "learned", "length": 8}}}
     train_all(tree | {"model": few, "train": {"steps": 1, "batch_tokens": 800}}, tmp_path / "few")
@@ -293,7 +293,7 @@ def test_every_row_is_written_with_its_result(kind, runs, tmp_path):
     before = path.read_bytes()
     assert error_of("evaluate", runs / kind, "--output", path, check=2)["code"] == "usage.output-exists"
     assert path.read_bytes() == before
-    assert [one.name for one in tmp_path.iterdir()] == ["rows.jsonl"]
+    assert [item.name for item in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 def test_an_output_that_a_task_does_not_have_is_refused_before_anything_is_computed(runs, tmp_path):
@@ -595,7 +595,7 @@ def test_what_cannot_be_evaluated_has_a_code(name, runs, tmp_path):
     (tmp_path / "blue.tsv").write_text("a hat\tblue\n")
     (tmp_path / "blank.tsv").write_text("\n \n")
     (kind, *options), status, code, value = FAULTS[name]
-    arguments = ["evaluate", runs / kind, *(one.format(folder=tmp_path) for one in options)]
+    arguments = ["evaluate", runs / kind, *(option.format(folder=tmp_path) for option in options)]
     error = error_of(*arguments, check=status)
     assert error["code"] == code, error
     assert value in error["message"] + error["hint"]

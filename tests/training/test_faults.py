@@ -323,8 +323,8 @@ def disk(tmp_path):
         return folder
 
     yield mount
-    for one in mounted:
-        subprocess.run(["umount", "-l", one], capture_output=True)
+    for path in mounted:
+        subprocess.run(["umount", "-l", path], capture_output=True)
 
 
 def fill(folder):
@@ -519,11 +519,11 @@ def test_a_start_removes_only_what_a_killed_save_left(copied):
     (folder / "step-00000010.tmp-0a1b2c3d").mkdir()
     mine = {"mine", "my.tmpdir", "step-00000004.old-copy", "step-00000004.tmp-mine", "step-notes.tmp-0a1b2c3d"}
     notes = {"notes.txt", "notes.tmp.txt", "step-00000010.tmp-0a1b2c3e"}
-    for one in (copied, folder):
+    for item in (copied, folder):
         for name in mine:
-            (one / name).mkdir()
+            (item / name).mkdir()
         for name in notes:
-            (one / name).touch()
+            (item / name).touch()
     with (copied / "metrics.jsonl").open("a") as file:
         file.write('{"event": "step", "st')  # a line that a crash left incomplete
     train_all(tree(), copied)
@@ -725,9 +725,9 @@ def test_byte_order_marks_and_line_ends_make_no_difference(tmp_path):
     for name, text in forms.items():
         (tmp_path / f"{name}.tsv").write_bytes(text.encode())
         prepared = prepare(read_run(tree(data={"kind": "pairs", "path": str(tmp_path / f"{name}.tsv")})))
-        rows = [[ids.tolist() for ids in prepared.train_rows[i]] for i in range(len(prepared.train_rows))]
+        rows = [[ids.tolist() for ids in prepared.train_dataset[i]] for i in range(len(prepared.train_dataset))]
         found.append((data_hashes(prepared), rows))
-    assert all(one == found[0] for one in found)
+    assert all(result == found[0] for result in found)
 
 
 # -------------------------------------------------------------------------------------------------------------- devices

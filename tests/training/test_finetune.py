@@ -127,7 +127,7 @@ def prepared(tree):
 
 def first_batch(run, count=None):
     """The first training rows, or all of them, as one batch."""
-    rows = [run.train_rows[i] for i in range(len(run.train_rows) if count is None else count)]
+    rows = [run.train_dataset[i] for i in range(len(run.train_dataset) if count is None else count)]
     return run.spec.task.batch(rows, run.special_tokens, np.random.default_rng(0))
 
 
@@ -159,7 +159,7 @@ def test_the_loss_before_the_first_step_is_that_of_transformers(name, task, data
     tokenizer, rows = Tokenizer.from_file(str(folder / "tokenizer.json")), run.corpus.validation[:6]
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
-    ids = [run.validation_rows[i] for i in range(len(rows))]
+    ids = [run.validation_dataset[i] for i in range(len(rows))]
     batch = run.spec.task.batch(ids, run.special_tokens, np.random.default_rng(0))
     theirs = getattr(transformers, CASES[name][0]).from_pretrained(folder)
     read = batch.source or batch.inputs
@@ -412,7 +412,7 @@ def test_a_run_is_not_resumed_if_its_initial_checkpoint_changed(name, data, tmp_
     save_file(tensors, path, metadata={"format": "pt"})
     with pytest.raises(RunChangedError) as error:
         train_all(case(name, tmp_path, data, steps=8), tmp_path / "run")
-    assert [one.field for one in error.value.changes] == ["init_from"]
+    assert [change.field for change in error.value.changes] == ["init_from"]
     assert str(tmp_path / "start") in str(error.value)
 
 

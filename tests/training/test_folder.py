@@ -108,7 +108,7 @@ def test_every_changed_field_is_refused_unless_it_is_safe_or_overridden(copied, 
         if not is_within(field, SAFE_TO_CHANGE):
             with pytest.raises(RunChangedError) as error:
                 start(prepared, copied)
-            override_fields = [one.field for one in error.value.changes]
+            override_fields = [change.field for change in error.value.changes]
             assert field in override_fields
             assert field in str(error.value)
         if field == "optim.kind":  # no optimizer can use the state of another
@@ -117,7 +117,7 @@ def test_every_changed_field_is_refused_unless_it_is_safe_or_overridden(copied, 
             assert error.value.code == "run.invalid"
             path.write_text(before)
             continue
-        assert field in [one.field for one in start(prepared, copied, override_fields)]
+        assert field in [item.field for item in start(prepared, copied, override_fields)]
         assert path.read_text() == before  # and has the settings of this start now
 
 
@@ -482,7 +482,7 @@ def scalars(folder):
             event = event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
             at += length + 16
             if event.HasField("session_log"):
-                found = [one for one in found if one[1] < event.step]
+                found = [result for result in found if result[1] < event.step]
             found += [(value.tag, event.step, value.simple_value) for value in event.summary.value]
     return found
 

@@ -121,9 +121,9 @@ def test_the_suggested_run_trains_and_its_comments_are_true(task, tmp_path):
     whole = prepare(read_run(tomllib.loads(text)))
     steps, epochs, rows = re.search(r"# ([\d,]+) steps, ([\d.e+]+) epochs of ([\d,]+) rows", text).groups()
     assert int(steps.replace(",", "")) == whole.spec.train.steps
-    assert int(rows.replace(",", "")) == len(whole.train_rows)
-    assert float(epochs) == pytest.approx(whole.spec.train.steps / len(BatchStream(whole).plan()), rel=0.01)
-    assert f"{sum(one.numel() for one in build(run.model_spec).parameters()):,} parameters" in text
+    assert int(rows.replace(",", "")) == len(whole.train_dataset)
+    assert float(epochs) == pytest.approx(whole.spec.train.steps / len(BatchStream(whole).loader()), rel=0.01)
+    assert f"{sum(parameter.numel() for parameter in build(run.model_spec).parameters()):,} parameters" in text
     assert run.corpus.description == reasons[0]
     assert f"# {reasons[0]}" in text
     assert all(f"# {reason}" in text for reason in reasons)
@@ -339,7 +339,7 @@ def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
     tree = tomllib.loads(text)
     assert tree["train"]["max_length"] <= tree["train"]["batch_tokens"]
     run = prepare(read_run(tree))
-    assert f"{run.num_truncated[0]:,} of {len(run.train_rows):,} rows" in text
+    assert f"{run.num_truncated[0]:,} of {len(run.train_dataset):,} rows" in text
 
 
 def test_more_data_gets_a_larger_model(tmp_path):
@@ -449,7 +449,7 @@ def test_however_slow_the_machine_is_a_run_has_a_useful_number_of_steps_and_a_wa
     busy(monkeypatch)
     text, reasons = suggest_run("translate", path)
     run = prepare(read_run(tomllib.loads(text)))
-    assert run.spec.train.steps >= max(USEFUL_STEPS, len(BatchStream(run).plan()))
+    assert run.spec.train.steps >= max(USEFUL_STEPS, len(BatchStream(run).loader()))
     assert "--minutes 30" in reasons[-1]
     assert f"# {reasons[-1]}" in text
     busy(monkeypatch, step=1e-3, evaluation=1e-3)
@@ -516,7 +516,7 @@ def test_a_checkpoint_is_fine_tuned_and_exported_in_its_family(task, name, tmp_p
     assert tree["optim"]["lr"] < 1e-3
     assert any(str(folder) in reason for reason in reasons)
     run = trained(text, tmp_path / "run")
-    assert len(BatchStream(run).plan()) <= tree["train"]["steps"] <= 3 * len(BatchStream(run).plan())
+    assert len(BatchStream(run).loader()) <= tree["train"]["steps"] <= 3 * len(BatchStream(run).loader())
     manyheads.export(tmp_path / "run", tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     assert config["model_type"] == json.loads((folder / "config.json").read_text())["model_type"]

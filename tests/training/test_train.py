@@ -594,8 +594,8 @@ def test_train_takes_a_path_a_tree_and_a_spec_also_in_a_thread(run_file, tmp_pat
     tree = read_toml(run_file)
     runs = {"path": str(run_file), "tree": tree, "spec": read_run(tree)}
     with ThreadPoolExecutor(1) as pool:
-        for name, one in runs.items():
-            report = pool.submit(manyheads.train, one, str(tmp_path / name), overrides=["train.steps=2"]).result()
+        for name, item in runs.items():
+            report = pool.submit(manyheads.train, item, str(tmp_path / name), overrides=["train.steps=2"]).result()
             assert (report["step"], report["reason"]) == (2, "steps")
             assert hashes(tmp_path / name) == hashes(tmp_path / "path")
     events = list(manyheads.train_events(runs["spec"].replace(train={"steps": 2}), tmp_path / "events"))

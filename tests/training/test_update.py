@@ -16,7 +16,7 @@ from small_runs import SEQUENCE, TASKS, described, last_metrics
 
 import manyheads
 from manyheads.tasks.seq2seq import Seq2SeqSpec
-from manyheads.training.batches import BatchPlan, BatchStream
+from manyheads.training.batches import BatchLoader, BatchStream
 from manyheads.training.events import Saved, SaveFailed
 from manyheads.training.loop import Checkpointer, train_events, train_step, validate
 from manyheads.training.optim import OptimSpec, ScheduleSpec, orthogonalize
@@ -59,14 +59,15 @@ def test_a_step_over_small_batches_is_that_over_one_large_batch(name):
     """Of different sizes, so that the mean of their means would be another number."""
     run = prepare(read_run(without_dropout(described(name))))
     rows = [
-        tuple(one.astype(float) if one.dtype == np.float32 else one for one in run.train_rows[i]) for i in range(16)
+        tuple(item.astype(float) if item.dtype == np.float32 else item for item in run.train_dataset[i])
+        for i in range(16)
     ]
     rng, batch = np.random.default_rng(0), run.spec.task.batch
     parts = [batch(rows[start:stop], run.special_tokens, rng) for start, stop in ((0, 1), (1, 3), (3, 8), (8, 16))]
     whole = batch(rows, run.special_tokens, np.random.default_rng(0))
     (few, small), (many, large) = gradients_of_step(run, parts, clip=0.0), gradients_of_step(run, [whole], clip=0.0)
-    for one, other in zip(few, many, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+    for value, other in zip(few, many, strict=True):
+        torch.testing.assert_close(value, other, atol=1e-6, rtol=1e-6)
     assert (small.loss, small.grad_norm, small.tokens) == pytest.approx(
         (large.loss, large.grad_norm, large.tokens), rel=1e-6
     )
@@ -75,14 +76,14 @@ def test_a_step_over_small_batches_is_that_over_one_large_batch(name):
 
 def test_gradients_are_clipped_to_their_maximum_norm_in_the_same_direction():
     run = prepare(read_run(described("causal")))
-    batch = BatchPlan(run, run.train_rows).batch(0)
+    batch = BatchLoader(run, run.train_dataset)[0]
     free, event = gradients_of_step(run, [batch], clip=0.0)
     for clip, share in ((event.grad_norm / 2, 0.5), (event.grad_norm * 2, 1.0)):
         cut, same = gradients_of_step(run, [batch], clip=clip)
         assert same.grad_norm == event.grad_norm  # before clipping
-        assert torch.cat([one.flatten() for one in cut]).norm() <= clip
-        for one, whole in zip(cut, free, strict=True):
-            torch.testing.assert_close(one, share * whole, atol=1e-9, rtol=1e-5)
+        assert torch.cat([clipped.flatten() for clipped in cut]).norm() <= clip
+        for clipped, whole in zip(cut, free, strict=True):
+            torch.testing.assert_close(clipped, share * whole, atol=1e-9, rtol=1e-5)
 
 
 @pytest.mark.parametrize("optimizer", OptimSpec.kinds)
@@ -142,7 +143,7 @@ def test_a_step_that_is_infinite_anywhere_changes_nothing(where):
     event = train_step(model, run.spec.optim.build(model), stream, run, stream.state)
     assert event.skipped
     assert math.isfinite(event.loss) == (where == "gradient")
-    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(item, other) for item, other in zip(before, model.parameters(), strict=True))
 
 
 # ----------------------------------------------------------------------------------------------------------- optimizers
@@ -268,7 +269,7 @@ def test_a_best_evaluation_that_could_not_be_saved_does_not_count(tmp_path):
 def test_an_evaluation_reads_no_training_row():
     run = prepare(read_run(described("seq2seq")))
     model = manyheads.build(run.model_spec, seed=1)
-    assert validate(model, replace(run, train_rows=None)) == validate(model, run)
+    assert validate(model, replace(run, train_dataset=None)) == validate(model, run)
 
 
 class FixedOutputs(Seq2SeqSpec, kind="test-fixed-outputs"):
@@ -307,16 +308,16 @@ def test_a_run_with_a_moving_average_evaluates_the_average(tmp_path):
 def test_every_batch_and_epoch_masks_other_patches():
     """Rows are in another order each time, so the positions within a batch are what could repeat."""
     run = prepare(read_run(described("mae")))
-    plans = [BatchPlan(run, run.train_rows, epoch=epoch) for epoch in (0, 1)]
-    visible = [plan.batch(i).source.positions for plan in plans for i in (0, 1)]
-    assert len({one.shape for one in visible}) == 1
-    assert not any(torch.equal(one, other) for one, other in combinations(visible, 2))
+    loaders = [BatchLoader(run, run.train_dataset, epoch=epoch) for epoch in (0, 1)]
+    visible = [loader[i].source.positions for loader in loaders for i in (0, 1)]
+    assert len({positions.shape for positions in visible}) == 1
+    assert not any(torch.equal(first, other) for first, other in combinations(visible, 2))
 
 
 def test_texts_share_rows_with_other_texts_in_every_epoch():
     run = prepare(read_run(described("packed", pack=200, batch_tokens=600)))
     first, second = (
-        sorted({tuple(row[:, 0].tolist()) for batch in plan.batches for row in batch})
-        for plan in (BatchPlan(run, run.train_rows, epoch=epoch) for epoch in (0, 1))
+        sorted({tuple(row[:, 0].tolist()) for batch in loader.batches for row in batch})
+        for loader in (BatchLoader(run, run.train_dataset, epoch=epoch) for epoch in (0, 1))
     )
     assert first != second

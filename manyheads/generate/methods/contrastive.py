@@ -31,7 +31,7 @@ class ContrastiveSpec(DecodingSpec, kind="contrastive"):
     """
 
     selected_by: ClassVar[tuple[str, float]] = ("penalty_alpha", 0)
-    reads_last_token: ClassVar[bool] = True  # as a candidate
+    last_token_needs_position: ClassVar[bool] = True  # as a candidate
 
     penalty_alpha: float = field(0.6, "α, the weight of the similarity to earlier tokens", ge=0, le=1)
     top_k: int = field(4, "k, the number of candidates", ge=1, le=256)

@@ -10,7 +10,7 @@ from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Request, ge
 class GreedySpec(DecodingSpec, kind="greedy"):
     """argmax_v p(v | x_<t), the most probable token at each step"""
 
-    resumes: ClassVar[bool] = True
+    supports_prefix_cache: ClassVar[bool] = True
 
     def generate(self, request: Request) -> DecodingSteps:
         return generate_token_by_token(request, lambda logits_BV, prompt_indices: logits_BV.argmax(dim=-1))

@@ -22,7 +22,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
     """
 
     selected_by: ClassVar[tuple[str, float]] = ("prompt_lookup_num_tokens", 0)
-    resumes: ClassVar[bool] = True
+    supports_prefix_cache: ClassVar[bool] = True
 
     prompt_lookup_num_tokens: int = field(10, "maximum tokens of a draft", ge=1, le=1024)
     max_matching_ngram_size: int = field(2, "n, the longest n-gram that is looked up", ge=1, le=64)

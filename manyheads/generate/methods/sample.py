@@ -17,7 +17,7 @@ class SampleSpec(DecodingSpec, kind="sample"):
     """
 
     do_sample: ClassVar[bool] = True
-    resumes: ClassVar[bool] = True
+    supports_prefix_cache: ClassVar[bool] = True
 
     def generate(self, request: Request) -> DecodingSteps:
         def choose(logits_BV: Tensor, prompt_indices: list[int]) -> Tensor:

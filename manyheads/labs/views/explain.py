@@ -17,7 +17,7 @@ from manyheads.labs.views.axes import format_number
 
 MARKS = {
     "holds": "✓", "holds with a correction": "✓", "fails": "✗", "undecided at this size": "?", "error": "!",
-    "tested": "✓", None: "·",
+    "tested": "✓", "shown": "✓", None: "·",
 }  # fmt: skip
 REPOSITORY = Path(__file__).parents[3]
 
@@ -69,7 +69,10 @@ def deciding_text(outcome: Outcome) -> tuple[str, str]:
     return f"{check.name}: {format_measured(check)}", check.expected
 
 
-def deciding_sentence(outcome: Outcome) -> str:
+def evidence(outcome: Outcome) -> str:
+    """What a lab shows about an erratum: its correction, else the number that decides."""
+    if not isinstance(outcome, LabError) and outcome.finding.correction:
+        return outcome.finding.correction
     value, expected = deciding_text(outcome)
     return f"{value} (predicted: {expected})" if expected else value
 

@@ -18,6 +18,7 @@ from manyheads.labs.views.figures_text import format_cell
 from manyheads.labs.views.page_style import STYLE
 from manyheads.labs.views.svg_frame import style
 
+SUBSCRIPT = re.compile(r"(?<=\b[^\W\d_])_(\w{1,5})\b")  # of one letter: v_a, μ_b, L_max
 TITLE = "Claims about attention and transformers, run and judged"
 
 
@@ -185,7 +186,7 @@ def errata_html(errata: Sequence[Erratum], outcomes: Sequence[Outcome]) -> str:
 def erratum_html(erratum: Erratum, outcomes: Sequence[Outcome]) -> str:
     shown = claim_tree(erratum, outcomes)
     runs = [one for one in outcomes if erratum.id in one.lab.errata]
-    links = [f'<a href="#lab-{one.lab.id}">{one.lab.id}</a>: {inline(explain.deciding_sentence(one))}' for one in runs]
+    links = [f'<a href="#lab-{one.lab.id}">{one.lab.id}</a>: {inline(explain.evidence(one))}' for one in runs]
     evidence = "; ".join(links) or tests_html(shown["tests"])
     return f"""<article id="erratum-{erratum.id}">
 <h3>{erratum.id} <cite>{escape(explain.citation(erratum.source))}</cite></h3>
@@ -198,8 +199,11 @@ def erratum_html(erratum: Erratum, outcomes: Sequence[Outcome]) -> str:
 
 
 def inline(text: str) -> str:
-    """A text with its code between backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
+    """A text with its code between backticks as code, and v_a elsewhere with a subscript."""
+    pieces = re.split(r"`([^`]+)`", escape(text, quote=False))
+    return "".join(
+        f"<code>{one}</code>" if i % 2 else SUBSCRIPT.sub(r"<sub>\1</sub>", one) for i, one in enumerate(pieces)
+    )
 
 
 def prose(text: str) -> str:

@@ -54,12 +54,12 @@ async function readStored() {
 }
 
 function fromFloat16(buffer) {
-  const made = Float32Array.from(new Uint16Array(buffer), (bits) => {
+  const floats = Float32Array.from(new Uint16Array(buffer), (bits) => {
     const [exponent, fraction] = [(bits >> 10) & 31, bits & 1023];
     const size = exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24;
     return bits & 0x8000 ? -size : size;
   });
-  return made.buffer;
+  return floats.buffer;
 }
 
 function answer(path) {

@@ -29,21 +29,21 @@ export function saveSvg(view, title, name) {
 // twice as sharp as a plain screen, light on every screen, with the title above
 export function savePng(view, title, name) {
   const { width, height } = view.surface;
-  const [picture, made] = [sharpCanvas(width, height), sharpCanvas(width, height + TITLE)];
+  const [picture, page] = [sharpCanvas(width, height), sharpCanvas(width, height + TITLE)];
   inLight(() => {
     view.source.images.clear(); // painted in the colours of the screen
     view.draw(picture);
-    made.fillStyle = theme().paper;
-    made.fillRect(0, 0, width, height + TITLE);
-    made.fillStyle = theme().ink;
-    made.font = "600 14px system-ui, sans-serif";
-    made.textBaseline = "middle";
-    made.fillText(title, 8, TITLE / 2, width - 16);
-    made.drawImage(picture.canvas, 0, TITLE, width, height);
+    page.fillStyle = theme().paper;
+    page.fillRect(0, 0, width, height + TITLE);
+    page.fillStyle = theme().ink;
+    page.font = "600 14px system-ui, sans-serif";
+    page.textBaseline = "middle";
+    page.fillText(title, 8, TITLE / 2, width - 16);
+    page.drawImage(picture.canvas, 0, TITLE, width, height);
   });
   view.source.images.clear();
   view.surface.redraw();
-  made.canvas.toBlob((blob) => save(blob, `${name}.png`));
+  page.canvas.toBlob((blob) => save(blob, `${name}.png`));
 }
 
 function sharpCanvas(width, height) {

@@ -3,7 +3,8 @@
 import { ApiError, getJson, post } from "./api.js";
 import { label } from "./canvas.js";
 import { addStyle, element, status, table } from "./dom.js";
-import { checkpointOf } from "./look_state.js";
+import { Latest } from "./latest.js";
+import { checkpointOf, integer } from "./look_state.js";
 import { onChange, read, write } from "./state.js";
 import { shape } from "./svg.js";
 
@@ -19,14 +20,14 @@ export async function show(root) {
   await field.load();
   return () => {
     forget();
-    field.turn += 1;
+    field.latest.drop();
   };
 }
 
 class ReceptiveField {
   constructor(root, info) {
     this.info = info;
-    this.turn = 0; // answers to older requests are dropped
+    this.latest = new Latest();
     this.initial = info.text || info.checkpoints[0].examples[0];
     this.text = element("textarea", { id: "field-text", rows: "2", spellcheck: "false", "aria-label": "Text" });
     this.error = element("p", { class: "field-error", role: "alert", id: "field-error" });
@@ -47,23 +48,28 @@ class ReceptiveField {
   async load() {
     const state = read();
     const text = state.text ?? this.initial;
-    const request = { ...checkpointOf(state, this.info), text, position: state.output === undefined ? null : Number(state.output) };
+    const position = integer(state.output);
+    const wrong = state.output === undefined || position !== null ? "" : `There is no position ${state.output}; the last one is shown.`;
+    const request = { ...checkpointOf(state, this.info), text, position };
     const key = JSON.stringify(request);
-    if (key === this.asked) return;
-    this.asked = key;
+    if (key === this.requested) return;
+    this.requested = key;
     this.text.value = text;
-    const turn = ++this.turn;
+    const isCurrent = this.latest.begin();
     status("replacing each token in turn …");
     try {
       const answer = await post("field/measure", request);
-      if (turn === this.turn) this.show(answer);
+      if (isCurrent()) {
+        this.show(answer);
+        this.error.textContent = wrong;
+      }
     } catch (problem) {
       if (!(problem instanceof ApiError)) throw problem;
-      if (turn !== this.turn) return;
+      if (!isCurrent()) return;
       this.result.replaceChildren();
       this.error.textContent = problem.message;
     }
-    if (turn === this.turn) status("");
+    if (isCurrent()) status("");
   }
 
   show(answer) {
@@ -117,14 +123,14 @@ function summary(answer) {
 
 function legend(answer) {
   const item = (name, text, what) => element("li", {}, element("span", { class: `field-sample ${name}` }, text), what);
-  return element("ul", { class: "field-legend" }, item("changes", "●", `a replacement by ${answer.replacements.map((one) => `“${label(one)}”`).join(" or ")} changes the output by more than rounding`),
+  return element("ul", { class: "field-legend" }, item("changes", "●", `a replacement by ${answer.replacements.map((token) => `“${label(token)}”`).join(" or ")} changes the output by more than rounding`),
     item("none", "·", "no change"), item("masked", "", "no path through the mask"), ...(answer.heads ? [item("points", "", "reached by the pointers of the unchanged text")] : []));
 }
 
 function numbers(answer) {
   const pointers = answer.heads ? ["reached by pointers", "(k + 1)ⁿ", "pointers at most: min((k + 1)ⁿ, let through)"] : [];
   const titles = ["after", "tokens that change it", `let through by the mask, of ${answer.tokens.length}`, ...pointers];
-  const rows = answer.depths.map((one, n) => [layerName(n), one.measured.length, one.visible.length, ...(answer.heads ? [one.pointers.length, one.formula.toLocaleString("en"), one.bound] : [])].map(String));
+  const rows = answer.depths.map((depth, n) => [layerName(n), depth.measured.length, depth.visible.length, ...(answer.heads ? [depth.pointers.length, depth.formula.toLocaleString("en"), depth.bound] : [])].map(String));
   return table("Sizes of the receptive field", titles, rows);
 }
 

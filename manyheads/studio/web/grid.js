@@ -6,18 +6,15 @@ import { element } from "./dom.js";
 
 const [LEFT, TOP, BAR] = [30, 18, 5];
 const [MIN_STEP, MAX_STEP] = [15, 58]; // from one head to the next
-export const LETTERS = { previous: "P", next: "N", self: "S", first: "1", same: "=", induction: "I" };
-export const BADGE_NAMES = {
-  previous: "previous token", next: "next token", self: "its own token", first: "first token", same: "same token elsewhere", induction: "induction",
-};
 const KINDS = { self: "self-attention", cross: "cross-attention", alignment: "alignment" };
 export const effectUnit = (measure) => (measure === "kl" ? "nats (KL)" : "(1 − cosine)");
 export const groupName = (info) => `${info.stack} ${KINDS[info.kind]}`;
 
 export class Grid {
-  // events: choose(name, head, open)
-  constructor(root, events) {
+  // patterns: letter and meaning of each badge by its name; events: choose(name, head, open)
+  constructor(root, patterns, events) {
     this.root = root;
+    this.patterns = patterns;
     this.events = events;
     this.panels = [];
     this.images = new Map();
@@ -29,10 +26,10 @@ export class Grid {
   }
 
   set(run) {
-    const shape = (one) => JSON.stringify(one?.attentions.map((a) => [a.name, a.heads]));
+    const shape = (shown) => JSON.stringify(shown?.attentions.map((info) => [info.name, info.heads]));
     const changed = shape(this.run) !== shape(run);
     this.run = run;
-    for (const one of [this.values, this.images, this.differences]) one.clear();
+    for (const map of [this.values, this.images, this.differences]) map.clear();
     if (changed || this.built !== this.sort) this.build();
     this.redraw();
   }
@@ -40,7 +37,7 @@ export class Grid {
   // heads as large as fit side by side into a width
   fit(width) {
     if (!this.run) return;
-    const heads = Math.max(...this.run.attentions.map((one) => one.heads));
+    const heads = Math.max(...this.run.attentions.map((info) => info.heads));
     const step = Math.max(MIN_STEP, Math.min(MAX_STEP, Math.floor((width - LEFT) / heads)));
     this.gap = step < 28 ? 3 : 6;
     this.cell = step - this.gap;
@@ -69,19 +66,19 @@ export class Grid {
     this.root.replaceChildren();
     this.panels = [];
     const groups = new Map();
-    for (const one of this.heads()) {
-      const name = this.sort === "layer" ? groupName(one.info) : "all heads";
+    for (const item of this.heads()) {
+      const name = this.sort === "layer" ? groupName(item.info) : "all heads";
       if (!groups.has(name)) groups.set(name, []);
-      groups.get(name).push(one);
+      groups.get(name).push(item);
     }
     for (const [name, heads] of groups) {
       const columns = this.sort === "layer" ? Math.max(...heads.map(({ info }) => info.heads)) : Math.min(12, Math.ceil(Math.sqrt(heads.length)));
       const sorted = this.sort === "layer" ? heads : this.sorted(heads);
       const rows = new Map();
-      const placed = sorted.map((one, i) => {
-        if (this.sort !== "layer") return { ...one, row: Math.floor(i / columns), column: i % columns };
-        if (!rows.has(one.info.name)) rows.set(one.info.name, rows.size);
-        return { ...one, row: rows.get(one.info.name), column: one.head };
+      const placed = sorted.map((item, i) => {
+        if (this.sort !== "layer") return { ...item, row: Math.floor(i / columns), column: i % columns };
+        if (!rows.has(item.info.name)) rows.set(item.info.name, rows.size);
+        return { ...item, row: rows.get(item.info.name), column: item.head };
       });
       this.panels.push(this.panel(name, placed, columns));
     }
@@ -97,27 +94,27 @@ export class Grid {
     const canvas = element("canvas", {
       class: "grid", tabindex: "0", role: "img", "aria-label": `${name}: ${heads.length} heads; arrow keys choose a head, Enter opens it`,
     });
-    const made = { name, heads, columns, rows: Math.max(...heads.map((one) => one.row)) + 1, canvas };
-    made.surface = new Surface(canvas, (context) => this.draw(context, made));
+    const panel = { name, heads, columns, rows: Math.max(...heads.map((item) => item.row)) + 1, canvas };
+    panel.surface = new Surface(canvas, (context) => this.draw(context, panel));
     const at = (event) => {
       const [x, y] = position(event);
       const [column, row] = [Math.floor((x - LEFT) / (this.cell + this.gap)), Math.floor((y - TOP) / (this.cell + this.gap + BAR))];
-      return heads.find((one) => one.row === row && one.column === column);
+      return heads.find((item) => item.row === row && item.column === column);
     };
-    canvas.addEventListener("pointermove", (event) => { const one = at(event); this.hover(one, made); });
-    canvas.addEventListener("pointerleave", () => this.hover(null, made));
-    canvas.addEventListener("click", (event) => { const one = at(event); if (one) this.events.choose(one.info.name, one.head, false); });
-    canvas.addEventListener("keydown", (event) => this.onKey(event, made));
+    canvas.addEventListener("pointermove", (event) => { const item = at(event); this.hover(item, panel); });
+    canvas.addEventListener("pointerleave", () => this.hover(null, panel));
+    canvas.addEventListener("click", (event) => { const item = at(event); if (item) this.events.choose(item.info.name, item.head, false); });
+    canvas.addEventListener("keydown", (event) => this.onKey(event, panel));
     this.root.append(element("h3", {}, name), canvas);
-    return made;
+    return panel;
   }
 
   onKey(event, panel) {
     const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-    const current = panel.heads.find((one) => this.isChosen(one)) ?? panel.heads[0];
+    const current = panel.heads.find((item) => this.isChosen(item)) ?? panel.heads[0];
     if (event.key in moves) {
       const [down, right] = moves[event.key];
-      const next = panel.heads.find((one) => one.row === current.row + down && one.column === current.column + right);
+      const next = panel.heads.find((item) => item.row === current.row + down && item.column === current.column + right);
       if (next) this.events.choose(next.info.name, next.head, false);
     } else if (event.key === "Enter") this.events.choose(current.info.name, current.head, true);
     else return;
@@ -125,15 +122,15 @@ export class Grid {
     event.stopPropagation();
   }
 
-  hover(one, panel) {
-    panel.canvas.title = one ? this.describe(one.info, one.head) : "";
+  hover(item, panel) {
+    panel.canvas.title = item ? this.describe(item.info, item.head) : "";
   }
 
   describe(info, head) {
     const value = this.value(info, head);
     const parts = [`layer ${info.layer}, head ${head}`];
     if (value.entropy !== undefined) parts.push(`entropy ${number(value.entropy)} nats`, `distance ${number(value.distance)} tokens`);
-    if (value.badges?.length) parts.push(value.badges.map((name) => `${BADGE_NAMES[name]} ${number(value[name])}`).join(", "));
+    if (value.badges?.length) parts.push(value.badges.map((name) => `${this.patterns[name].meaning} ${number(value[name])}`).join(", "));
     if (value.mean !== undefined) parts.push(`effect ${number(value.mean)} ${effectUnit(value.measure)}`);
     if (value.moved !== undefined) parts.push(`${(100 * value.moved).toFixed(1)} % of the weight moved`);
     return parts.join(" · ");
@@ -194,27 +191,27 @@ export class Grid {
       context.textAlign = "center";
       for (let column = 0; column < panel.columns; column++) context.fillText(column, LEFT + column * (size + this.gap) + size / 2, TOP / 2);
       context.textAlign = "right";
-      for (const one of panel.heads) if (one.column === 0) context.fillText(one.info.layer, LEFT - 8, TOP + one.row * (size + this.gap + BAR) + size / 2);
+      for (const item of panel.heads) if (item.column === 0) context.fillText(item.info.layer, LEFT - 8, TOP + item.row * (size + this.gap + BAR) + size / 2);
     }
-    for (const one of panel.heads) {
-      const [x, y] = [LEFT + one.column * (size + this.gap), TOP + one.row * (size + this.gap + BAR)];
-      this.drawHead(context, one, x, y, size, largest, colour);
+    for (const item of panel.heads) {
+      const [x, y] = [LEFT + item.column * (size + this.gap), TOP + item.row * (size + this.gap + BAR)];
+      this.drawHead(context, item, x, y, size, largest, colour);
     }
   }
 
-  drawHead(context, one, x, y, size, largest, colour) {
-    const key = `${one.info.name}/${one.head}`;
+  drawHead(context, item, x, y, size, largest, colour) {
+    const key = `${item.info.name}/${item.head}`;
     const image = (this.showsDifferences ? this.differences : this.images).get(key);
-    const value = this.value(one.info, one.head);
+    const value = this.value(item.info, item.head);
     const bar = this.barOf(value);
     context.imageSmoothingEnabled = image ? image.width > size : false;
     context.fillStyle = colour.raised;
     context.fillRect(x, y, size, size);
-    if (this.off.has(`${one.info.name}:${one.head}`)) context.globalAlpha = 0.25;
+    if (this.off.has(`${item.info.name}:${item.head}`)) context.globalAlpha = 0.25;
     if (image) context.drawImage(image, x, y, size, size);
     context.globalAlpha = 1;
-    context.strokeStyle = this.isChosen(one) ? colour.warm : colour.line;
-    context.lineWidth = this.isChosen(one) ? 2.5 : 1;
+    context.strokeStyle = this.isChosen(item) ? colour.warm : colour.line;
+    context.lineWidth = this.isChosen(item) ? 2.5 : 1;
     context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
     if (bar !== undefined) {
       context.fillStyle = colour.line;
@@ -222,7 +219,7 @@ export class Grid {
       context.fillStyle = colour.warm;
       context.fillRect(x, y + size + 2, Math.max(1, size * Math.sqrt(bar / largest)), 3);
     }
-    const letters = (value.badges ?? []).map((name) => LETTERS[name]);
+    const letters = (value.badges ?? []).map((name) => this.patterns[name].letter);
     if (letters.length && size >= 22) {
       context.font = "600 9px system-ui, sans-serif";
       context.textAlign = "center";
@@ -237,7 +234,7 @@ export class Grid {
     if (this.sort !== "layer" && size >= 22) {
       context.font = "9px system-ui, sans-serif";
       context.textAlign = "left";
-      const text = `${one.info.kind === "self" ? one.info.stack[0] : one.info.kind[0]}${one.info.layer}.${one.head}`;
+      const text = `${item.info.kind === "self" ? item.info.stack[0] : item.info.kind[0]}${item.info.layer}.${item.head}`;
       context.fillStyle = colour.paper;
       context.fillRect(x + 1, y + size - 11, 5 * text.length + 4, 10);
       context.fillStyle = colour.soft;
@@ -248,10 +245,10 @@ export class Grid {
 
 // a small picture; write(data, i) sets the colour of its pixel i
 function thumbnail(width, height, write) {
-  const made = document.createElement("canvas");
-  [made.width, made.height] = [width, height];
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [width, height];
   const pixels = new ImageData(width, height);
   for (let i = 0; i < width * height; i++) write(pixels.data, i);
-  made.getContext("2d").putImageData(pixels, 0, 0);
-  return made;
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  return canvas;
 }

@@ -2,6 +2,7 @@
 
 import { getJson, isOffline } from "./api.js";
 import { element, status } from "./dom.js";
+import { Latest } from "./latest.js";
 import { attentionNamed, Compare } from "./look_compare.js";
 import { HeadPanel } from "./look_head.js";
 import { HeadsPanel } from "./look_heads.js";
@@ -23,17 +24,17 @@ export async function show(root) {
 
 class Look {
   constructor(root, info) {
-    Object.assign(this, { root, info, runs: new Runs(), run: null, turn: 0 });
+    Object.assign(this, { root, info, runs: new Runs(), run: null, latest: new Latest() });
     this.input = new InputPanel(this);
     this.compare = new Compare(this);
     this.heads = new HeadsPanel(this);
-    this.one = new HeadPanel(this);
+    this.headPanel = new HeadPanel(this);
     this.next = new NextPanel(this);
     this.tables = element("section", { class: "tables", hidden: true, "aria-label": "Tables" });
     this.help = helpDialog();
     this.page = element("div", { class: "look" }, this.input.root, this.compare.root, this.heads.trust.root,
-      element("div", { class: "levels" }, this.heads.root, this.one.root,
-        element("aside", {}, this.one.picture.root, element("h2", {}, "Cell"), this.one.cell, this.next.root)),
+      element("div", { class: "levels" }, this.heads.root, this.headPanel.root,
+        element("aside", {}, this.headPanel.picture.root, element("h2", {}, "Cell"), this.headPanel.cell, this.next.root)),
       this.tables, this.help);
     if (isOffline) root.append(element("p", { class: "soft note" }, info.left_out));
     root.append(this.page);
@@ -44,11 +45,11 @@ class Look {
     const observer = new ResizeObserver(() => this.layout());
     const removal = onChange(() => this.refresh());
     addEventListener("keydown", (event) => onKey(event, this), { signal: stop.signal });
-    observer.observe(this.one.views);
+    observer.observe(this.headPanel.views);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTimeout(() => this.repaint()), { signal: stop.signal });
     this.remove = () => {
       this.heads.stop();
-      this.turn++;
+      this.latest.drop();
       removal();
       stop.abort();
       observer.disconnect();
@@ -59,32 +60,31 @@ class Look {
     await this.refresh();
   }
 
-  get state() { return parsed(this.info); }
+  get state() { return parsed(this.info, this.run); }
   get attention() { return attentionNamed(this.run, this.state.attention); }
   get head() { return Math.min(this.state.head, this.attention.heads - 1); }
   get shownHead() { return this.state.mode === "head" ? String(this.head) : this.state.mode; }
   get isPair() { return this.info.checkpoints[this.state.checkpoint].has_source; }
 
   async refresh() {
-    const turn = ++this.turn;
-    const isCurrent = () => turn === this.turn;
-    const s = this.state;
-    this.input.show(s);
+    const isCurrent = this.latest.begin();
+    this.input.show(this.state);
     try {
-      const run = await this.runs.load(requestOf(s, this.info));
+      const run = await this.runs.load(requestOf(this.state, this.info));
       if (!isCurrent()) return;
-      status(s.problem);
       const isNew = this.run !== run;
       this.run = run;
-      this.one.showControls(s);
+      const s = this.state;
+      status(s.problem);
+      this.headPanel.showControls(s);
       this.tables.hidden = !s.tables;
       if (isNew) {
-        this.one.clearCursor();
+        this.headPanel.clearCursor();
         this.input.showRun(run);
         this.heads.showRun(run, s);
       }
       this.heads.show(s);
-      await Promise.all([this.one.show(s, isCurrent), this.next.show(s, isCurrent), this.heads.showDifferences(s, isCurrent)]);
+      await Promise.all([this.headPanel.show(s, isCurrent), this.next.show(s, isCurrent), this.heads.showDifferences(s, isCurrent)]);
       this.retried = false;
     } catch (error) {
       if (isCurrent()) this.fail(error);
@@ -103,24 +103,24 @@ class Look {
 
   layout() {
     this.heads.fit();
-    this.one.layout();
+    this.headPanel.layout();
   }
 
   repaint() {
     this.runs.sources.clear();
-    this.one.repaint();
+    this.headPanel.repaint();
     this.heads.showRun(this.run, this.state);
   }
 
   chooseHead(name, head, open) {
     write({ attention: name, head: String(head), mode: null, row: null, column: null });
-    if (open) this.one.current.canvas.focus();
+    if (open) this.headPanel.current.canvas.focus();
   }
 
   showTables() {
-    if (!this.state.tables || !this.one.a) return;
-    const { source, rows, columns } = this.one.a;
-    this.tables.replaceChildren(matrixTable(this.one.title.textContent, source, rows, columns), headsTable(this.heads.grid));
+    if (!this.state.tables || !this.headPanel.a) return;
+    const { source, rows, columns } = this.headPanel.a;
+    this.tables.replaceChildren(matrixTable(this.headPanel.title.textContent, source, rows, columns), headsTable(this.heads.grid));
   }
 
   async copy() {

@@ -6,7 +6,7 @@ import { checkpointOf, requestOf, requestWithout } from "./look_state.js";
 import { StepSlider } from "./look_steps.js";
 import { write } from "./state.js";
 
-export const attentionNamed = (run, name) => run.attentions.find((one) => one.name === name) ?? run.attentions.at(-1);
+export const attentionNamed = (run, name) => run.attentions.find((info) => info.name === name) ?? run.attentions.at(-1);
 
 export class Compare {
   constructor(look) {
@@ -68,8 +68,8 @@ export class Compare {
     const field = element("select", { id: "head2", onchange: () => {
       const [attention2, head2] = field.value.split("/");
       write({ attention2, head2 });
-    } }, ...this.look.heads.grid.heads().map((one) => element("option", { value: `${one.info.name}/${one.head}` },
-      `${groupName(one.info)} · layer ${one.info.layer} · head ${one.head}`)));
+    } }, ...this.look.heads.grid.heads().map((item) => element("option", { value: `${item.info.name}/${item.head}` },
+      `${groupName(item.info)} · layer ${item.info.layer} · head ${item.head}`)));
     field.value = `${info.name}/${head}`;
     return [element("label", {}, "second head", field)];
   }

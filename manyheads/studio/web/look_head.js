@@ -6,6 +6,7 @@ import { showCell } from "./cell.js";
 import { element } from "./dom.js";
 import { savePng, saveSvg } from "./export.js";
 import { groupName } from "./grid.js";
+import { Latest } from "./latest.js";
 import { LinesView } from "./lines.js";
 import { button, Controls, MODES } from "./look_controls.js";
 import { comparisons } from "./look_state.js";
@@ -17,6 +18,7 @@ import { write } from "./state.js";
 export class HeadPanel {
   constructor(look) {
     this.look = look;
+    this.latestCell = new Latest();
     this.title = element("h2", {});
     this.offButton = button("Switch off", "Set this head's output to 0", () => this.toggleOff());
     this.controls = new Controls(comparisons(look.info));
@@ -55,7 +57,7 @@ export class HeadPanel {
   showControls(s) {
     const { attention, head } = this.look;
     this.controls.show(s);
-    const isOff = s.off.some(([name, one]) => name === attention.name && one === head);
+    const isOff = s.off.some(([name, number]) => name === attention.name && number === head);
     this.offButton.textContent = isOff ? "Switch on" : "Switch off";
     this.offButton.setAttribute("aria-pressed", String(isOff));
     this.offButton.disabled = s.mode !== "head" || isOffline;
@@ -110,7 +112,7 @@ export class HeadPanel {
   }
 
   place(canvases) {
-    if (canvases.length === this.views.children.length && canvases.every((one, i) => one === this.views.children[i])) return;
+    if (canvases.length === this.views.children.length && canvases.every((canvas, i) => canvas === this.views.children[i])) return;
     const focused = this.views.contains(document.activeElement);
     this.views.replaceChildren(...canvases);
     if (focused) canvases[0].focus();
@@ -138,9 +140,9 @@ export class HeadPanel {
   toggleOff() {
     if (this.offButton.disabled) return;
     const { state: { off }, attention: { name }, head } = this.look;
-    const rest = off.filter(([one, number]) => one !== name || number !== head);
+    const rest = off.filter(([offName, offHead]) => offName !== name || offHead !== head);
     if (rest.length === off.length) rest.push([name, head]);
-    write({ off: rest.map((one) => one.join(":")).join(",") || null });
+    write({ off: rest.map((pair) => pair.join(":")).join(",") || null });
   }
 
   hover(cell) {
@@ -215,18 +217,17 @@ export class HeadPanel {
 
   async showWhy(cell, s) {
     const { rows, columns } = this.a;
-    this.why = null;
+    const isCurrent = this.latestCell.begin();
     if (!cell || cell.column === null) showCell(this.cell, null);
     else if (s.mode !== "head") this.cell.replaceChildren(element("p", { class: "soft" }, "One cell is explained for one head; choose “this head”."));
     else {
       const { run, attention, head } = this.look;
       const place = { row: rows[cell.row].tokens.at(-1), column: columns[cell.column].tokens[0] };
-      const path = this.why = query("look/cell", { run: run.run, name: attention.name, head, ...place });
       try {
-        const why = await getJson(path);
-        if (this.why === path) showCell(this.cell, why, { query: rows[cell.row].label, key: columns[cell.column].label });
+        const why = await getJson(query("look/cell", { run: run.run, name: attention.name, head, ...place }));
+        if (isCurrent()) showCell(this.cell, why, { query: rows[cell.row].label, key: columns[cell.column].label });
       } catch (error) {
-        if (this.why === path) this.cell.replaceChildren(element("p", { class: "soft" }, error.message));
+        if (isCurrent()) this.cell.replaceChildren(element("p", { class: "soft" }, error.message));
       }
     }
   }

@@ -3,7 +3,8 @@
 import { getBytes, getJson, query } from "./api.js";
 import { number } from "./canvas.js";
 import { element } from "./dom.js";
-import { BADGE_NAMES, effectUnit, Grid, LETTERS } from "./grid.js";
+import { effectUnit, Grid } from "./grid.js";
+import { Latest } from "./latest.js";
 import { check, select, SORTS } from "./look_controls.js";
 import { Trust } from "./look_trust.js";
 
@@ -12,18 +13,18 @@ const NARROW = 1100; // pixels up to which the levels are below each other, as i
 export class HeadsPanel {
   constructor(look) {
     this.look = look;
-    this.turn = 0;
+    this.latest = new Latest();
     this.sort = select("sort heads by", SORTS, "sort");
     this.differences = check("differences", "differences");
     this.trust = new Trust();
     this.grids = element("div", { class: "grids" });
-    this.grid = new Grid(this.grids, { choose: (name, head, open) => look.chooseHead(name, head, open) });
+    this.grid = new Grid(this.grids, look.info.patterns, { choose: (name, head, open) => look.chooseHead(name, head, open) });
     this.legend = element("p", { class: "soft legend" });
     this.root = element("section", { class: "heads", "aria-label": "All heads" },
       element("div", { class: "bar" }, element("h2", {}, "Heads"), this.sort.root, this.differences.root), this.grids, this.legend);
   }
 
-  stop() { this.turn++; }
+  stop() { this.latest.drop(); }
 
   // a third of the page, or all of it
   fit() { this.grid.fit(Math.max(224, this.look.root.clientWidth * (innerWidth <= NARROW ? 1 : 0.35) - 15)); }
@@ -32,7 +33,7 @@ export class HeadsPanel {
     this.sort.control.value = s.sort;
     if (this.grid.sort !== s.sort) this.grid.order(s.sort);
     this.grid.chosen = { name: this.look.attention.name, head: s.mode === "head" ? this.look.head : null };
-    this.grid.off = new Set(s.off.map((one) => one.join(":")));
+    this.grid.off = new Set(s.off.map((pair) => pair.join(":")));
     this.differences.control.checked = Boolean(s.differences);
     this.differences.root.hidden = !this.look.compare.hasRun(s);
     this.grid.showsDifferences = Boolean(s.differences) && this.look.compare.hasRun(s);
@@ -50,7 +51,7 @@ export class HeadsPanel {
     this.compared = key;
     this.grid.clearDifferences();
     const shape = ({ heads, rows, columns }) => `${heads}×${rows}×${columns}`;
-    const same = run.attentions.filter((info) => other.attentions.some((one) => one.name === info.name && shape(one) === shape(info)));
+    const same = run.attentions.filter((info) => other.attentions.some((attention) => attention.name === info.name && shape(attention) === shape(info)));
     this.incomparable = run.attentions.length - same.length;
     for (const info of same) {
       const buffer = await getBytes(query("look/differences", { run: run.run, other: other.run, name: info.name }));
@@ -62,7 +63,7 @@ export class HeadsPanel {
   }
 
   async showRun(run, s) {
-    const turn = ++this.turn;
+    const isCurrent = this.latest.begin();
     this.grid.sort = s.sort;
     this.compared = null;
     this.grid.set(run);
@@ -71,29 +72,29 @@ export class HeadsPanel {
     this.showLegend();
     performance.mark("look-run");
     try {
-      await this.loadThumbnails(turn, run);
+      await this.loadThumbnails(isCurrent, run);
       performance.measure("look-painted", "look-run");
-      await this.loadMeasures(turn, run);
-      if (turn === this.turn) await this.trust.showHash();
-      await this.loadEffects(turn, run);
+      await this.loadMeasures(isCurrent, run);
+      if (isCurrent()) await this.trust.showHash();
+      await this.loadEffects(isCurrent, run);
     } catch (error) {
-      if (turn === this.turn) this.look.fail(error);
+      if (isCurrent()) this.look.fail(error);
     }
   }
 
-  async loadThumbnails(turn, run) {
+  async loadThumbnails(isCurrent, run) {
     await Promise.all(run.attentions.map(async (info) => {
       const bytes = new Uint8Array(await getBytes(query("look/thumbnails", { run: run.run, name: info.name })));
-      if (turn === this.turn) this.grid.setThumbnails(info, bytes);
+      if (isCurrent()) this.grid.setThumbnails(info, bytes);
     }));
   }
 
-  async loadMeasures(turn, run) {
+  async loadMeasures(isCurrent, run) {
     for (const info of run.attentions) {
-      if (turn !== this.turn) return;
+      if (!isCurrent()) return;
       const measured = await getJson(query("look/measures", { run: run.run, name: info.name }));
-      if (turn !== this.turn) return;
-      measured.heads.forEach((one, head) => this.grid.merge(info, head, one));
+      if (!isCurrent()) return;
+      measured.heads.forEach((measures, head) => this.grid.merge(info, head, measures));
       this.trust.add(measured.trust);
       this.grid.redraw();
       this.showLegend();
@@ -101,11 +102,11 @@ export class HeadsPanel {
     this.settle();
   }
 
-  async loadEffects(turn, run) {
+  async loadEffects(isCurrent, run) {
     for (const { info, head } of this.grid.heads()) {
-      if (turn !== this.turn) return;
+      if (!isCurrent()) return;
       const effect = await getJson(query("look/effect", { run: run.run, name: info.name, head }));
-      if (turn !== this.turn) return;
+      if (!isCurrent()) return;
       this.grid.merge(info, head, effect);
       this.grid.redraw();
       this.showLegend();
@@ -127,7 +128,7 @@ export class HeadsPanel {
       return;
     }
     const present = new Set(this.grid.heads().flatMap(({ info, head }) => this.grid.value(info, head).badges ?? []));
-    const names = [...present].map((name) => `${LETTERS[name]} ${BADGE_NAMES[name]} (mean weight ≥ ${this.look.info.badges[name]})`);
+    const names = [...present].map((name) => this.look.info.patterns[name]).map(({ letter, meaning, threshold }) => `${letter} ${meaning} (mean weight ≥ ${threshold})`);
     this.legend.textContent = `Colour: √weight, the largest of each pixel. Orange bar: how much the output changes without the head${this.longest()}. ${names.join(" · ")}`;
   }
 
@@ -139,5 +140,5 @@ export class HeadsPanel {
   }
 
   // the panel of the chosen head
-  focus() { (this.grid.panels.find((panel) => panel.heads.some((one) => this.grid.isChosen(one))) ?? this.grid.panels[0]).canvas.focus(); }
+  focus() { (this.grid.panels.find((panel) => panel.heads.some((item) => this.grid.isChosen(item))) ?? this.grid.panels[0]).canvas.focus(); }
 }

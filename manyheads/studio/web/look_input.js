@@ -20,7 +20,7 @@ export class InputPanel {
       oninput: () => this.typed(),
     });
     this.examples = element("select", { "aria-label": "Examples", disabled: isOffline, onchange: () => this.choose(this.examples.value) },
-      element("option", { value: "" }, "examples"), ...examples.map((one) => element("option", { value: one }, label(one, 60))));
+      element("option", { value: "" }, "examples"), ...examples.map((example) => element("option", { value: example }, label(example, 60))));
     this.generateButton = button("Generate", "Continue greedily for 16 tokens", () => this.generate(0));
     this.sampleButton = button("Sample", "Continue with 16 tokens drawn at the temperature of the slider", () => this.generate(look.state.temperature));
     this.clearButton = button("Clear", "Remove the tokens that were appended", () => write({ add: null, row: null, column: null }));
@@ -35,7 +35,7 @@ export class InputPanel {
     for (const name of ["text", "target"]) if (this[name].value !== (s[name] ?? "")) this[name].value = s[name] ?? "";
     this.steps.show(s);
     const can = this.look.info.checkpoints[s.checkpoint].can_generate && !isOffline;
-    for (const one of [this.generateButton, this.sampleButton]) one.hidden = !can;
+    for (const control of [this.generateButton, this.sampleButton]) control.hidden = !can;
     this.clearButton.hidden = !can || !s.add.length;
   }
 
@@ -43,7 +43,7 @@ export class InputPanel {
   showRun(run) {
     if (!run.texts.target) return;
     const tokens = run.texts.target.tokens.slice(1);
-    this.target.placeholder = `empty, so the model generates: ${tokens.join(tokens.some((one) => one.startsWith(" ")) ? "" : " ").trim()}`;
+    this.target.placeholder = `empty, so the model generates: ${tokens.join(tokens.some((token) => token.startsWith(" ")) ? "" : " ").trim()}`;
   }
 
   typed() {

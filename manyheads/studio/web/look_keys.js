@@ -28,15 +28,15 @@ export function onKey(event, look) {
   const actions = {
     "?": () => look.help.showModal(),
     g: () => look.heads.focus(),
-    m: () => look.one.current.canvas.focus(),
+    m: () => look.headPanel.current.canvas.focus(),
     v: () => toggle("view", "lines", s.view),
     r: () => toggle("isolate", "row", s.isolate),
     c: () => toggle("isolate", "column", s.isolate),
     t: () => toggle("tables", "1", s.tables),
-    x: () => look.one.toggleOff(),
+    x: () => look.headPanel.toggleOff(),
     "[": () => look.next.step(-1),
     "]": () => look.next.step(1),
-    Escape: () => { if (!look.one.release()) look.heads.focus(); },
+    Escape: () => { if (!look.headPanel.release()) look.heads.focus(); },
   };
   if (!(event.key in actions) || !look.run) return;
   event.preventDefault();

@@ -45,7 +45,7 @@ export class NextPanel {
     const after = output === "tokens" && !canGenerate ? "Token at" : "Next token after";
     this.title.textContent = output === "classes" ? "Classes" : `${after} ${label(this.text.tokens[at], 18)} (${at})`;
     try {
-      const of = (one) => getJson(query("look/next", { run: one.run, position: at }));
+      const of = (shownRun) => getJson(query("look/next", { run: shownRun.run, position: at }));
       const [next, without] = await Promise.all([of(run), s.off.length ? runs.load(requestWithout(s, run)).then(of) : null]);
       if (isCurrent()) showNext(this.list, next, without, s.temperature, canGenerate && !isOffline ? (id) => this.append(id) : null, output);
     } catch (error) {

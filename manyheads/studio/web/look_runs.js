@@ -11,9 +11,9 @@ export class Runs {
     this.sources = new Map();
   }
 
-  load(request) { return kept(this.runs, JSON.stringify(request), MAX_RUNS, () => post("look/run", request)); }
+  load(request) { return cached(this.runs, JSON.stringify(request), MAX_RUNS, () => post("look/run", request)); }
 
-  source(run, info, head) { return kept(this.sources, `${run.run}/${info.name}/${head}`, MAX_SOURCES, () => openSource(run, info, head)); }
+  source(run, info, head) { return cached(this.sources, `${run.run}/${info.name}/${head}`, MAX_SOURCES, () => openSource(run, info, head)); }
 
   clear() {
     this.runs.clear();
@@ -21,12 +21,12 @@ export class Runs {
   }
 }
 
-// the answer to a question, asked once as long as it is among the last ones
-function kept(answers, key, most, ask) {
-  const answer = answers.get(key) ?? ask();
+// the answer to a request, which is sent once as long as its answer is among the last ones
+function cached(answers, key, maxAnswers, request) {
+  const answer = answers.get(key) ?? request();
   answers.delete(key);
   answers.set(key, answer);
   answer.catch(() => answers.delete(key));
-  while (answers.size > most) answers.delete(answers.keys().next().value);
+  while (answers.size > maxAnswers) answers.delete(answers.keys().next().value);
   return answer;
 }

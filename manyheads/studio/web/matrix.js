@@ -187,12 +187,12 @@ export class MatrixView {
     const tile = this.source.tile(level, row, column);
     if (!tile) return null;
     if (!this.source.images.has(id)) {
-      const made = document.createElement("canvas");
-      [made.width, made.height] = [tile.width, tile.height];
+      const canvas = document.createElement("canvas");
+      [canvas.width, canvas.height] = [tile.width, tile.height];
       const pixels = new ImageData(tile.width, tile.height);
       for (let i = 0; i < tile.values.length; i++) paint(pixels.data, 4 * i, tile.values[i] * this.gain);
-      made.getContext("2d").putImageData(pixels, 0, 0);
-      this.source.images.set(id, made);
+      canvas.getContext("2d").putImageData(pixels, 0, 0);
+      this.source.images.set(id, canvas);
     }
     return this.source.images.get(id);
   }

@@ -4,6 +4,7 @@
 
 import { ApiError, getJson, post } from "./api.js";
 import { addStyle, element, status } from "./dom.js";
+import { Latest } from "./latest.js";
 import { controls } from "./model_fields.js";
 import { adoptStyle, costRows, parameterRows, partRows, showDrawing, stepItems, weightRows } from "./model_figures.js";
 import { onChange, read, write } from "./state.js";
@@ -41,18 +42,18 @@ export async function show(root) {
   const known = await getJson("model/targets");
   await addStyle("model.css");
   adoptStyle(known.style);
-  const first = (known.checkpoints[0] ?? known.presets.find((one) => one.target === "transformer-base")).target;
-  const titles = new Map([...known.presets, ...known.checkpoints].map((one) => [one.target, one.title]));
+  const first = (known.checkpoints[0] ?? known.presets.find((preset) => preset.target === "transformer-base")).target;
+  const titles = new Map([...known.presets, ...known.checkpoints].map((target) => [target.target, target.title]));
   let state = null; // the model shown
   let steps = []; // of the walk
   let shown = null; // its description
   let pending = null; // the model that is being loaded
-  let newest = 0; // answers to older requests are dropped
+  const latest = new Latest();
   let writing = false;
 
   // ------------------------------------------------------------------------------------------------------- the page
 
-  const options = (list) => list.map((one) => element("option", { value: one.target }, one.target === one.title ? one.title : `${one.target.startsWith("checkpoint-") ? "" : `${one.target}: `}${one.title}`));
+  const options = (list) => list.map((item) => element("option", { value: item.target }, item.target === item.title ? item.title : `${item.target.startsWith("checkpoint-") ? "" : `${item.target}: `}${item.title}`));
   const targets = () => [
     ...(known.checkpoints.length ? [element("optgroup", { label: "open checkpoints" }, ...options(known.checkpoints))] : []),
     element("optgroup", { label: "presets" }, ...options(known.presets)),
@@ -143,7 +144,7 @@ export async function show(root) {
   // ---------------------------------------------------------------------------------------------------------- loading
 
   async function load(wanted, byHand) {
-    const number = ++newest;
+    const isCurrent = latest.begin();
     pending = wanted;
     try {
       let walked = steps;
@@ -155,7 +156,7 @@ export async function show(root) {
       wanted.step = Math.max(0, Math.min(wanted.step, walked.length));
       const overrides = [...wanted.groups, ...walked.slice(0, wanted.step).map((step) => step.overrides)].flat();
       const answer = await post("model/describe", { target: wanted.target, overrides });
-      if (number !== newest) return;
+      if (!isCurrent()) return;
       state = wanted;
       pending = null;
       steps = walked;
@@ -168,27 +169,27 @@ export async function show(root) {
         writing = false;
       }
       render();
-      await loadCosts(number, overrides);
+      await loadCosts(isCurrent, overrides);
     } catch (problem) {
       if (!(problem instanceof ApiError)) throw problem;
-      if (number !== newest) return;
+      if (!isCurrent()) return;
       pending = null;
       error.textContent = problem.message;
       if (shown) render();
     }
   }
 
-  async function loadCosts(number, overrides) {
+  async function loadCosts(isCurrent, overrides) {
     const batch = Object.fromEntries(NUMBERS.map((name) => [name, state[name]]).filter(([, value]) => value !== null));
     costs.classList.add("waiting");
     await new Promise((resolve) => setTimeout(resolve, DELAY));
-    if (number !== newest) return;
+    if (!isCurrent()) return;
     const now = await post("model/costs", { target: state.target, overrides, ...batch });
-    if (number !== newest) return;
+    if (!isCurrent()) return;
     // compared at the same batch; a length beyond the positions of the model at the start cannot be
     const same = { batch: now.flops.batch, length: now.flops.length, ...(now.flops.source_length ? { source_length: now.flops.source_length } : {}) };
     const start = overrides.length ? await post("model/costs", { target: state.target, overrides: [], ...same }).catch(() => null) : now;
-    if (number !== newest) return;
+    if (!isCurrent()) return;
     costs.classList.remove("waiting");
     costBody.replaceChildren(...costRows(now, start));
     for (const name of NUMBERS) document.getElementById(`model-${name}`).placeholder = now.flops[name] ?? "none";
@@ -226,7 +227,7 @@ export async function show(root) {
   await load({ ...initial, target: initial.target ?? first }, false);
   if (!shown && !pending) await load({ ...fromAddress({}), target: first }, false);
   return () => {
-    newest += 1;
+    latest.drop();
     forget();
   };
 }

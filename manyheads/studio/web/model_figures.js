@@ -51,11 +51,11 @@ export function parameterRows(shown) {
 export function costRows(now, start) {
   const bytes = (value) => short(value, 1024);
   const figures = [
-    ["FLOPs of a forward pass", (one) => one.flops.forward, short],
-    ["Weights (float32)", (one) => one.memory.weights, bytes],
-    ["Activations kept for the backward pass", (one) => one.memory.activations, bytes],
-    ["Training with Adam", (one) => one.memory.training, bytes],
-    ["Cache after the last token", (one) => one.memory.cache, bytes],
+    ["FLOPs of a forward pass", (costs) => costs.flops.forward, short],
+    ["Weights (float32)", (costs) => costs.memory.weights, bytes],
+    ["Activations kept for the backward pass", (costs) => costs.memory.activations, bytes],
+    ["Training with Adam", (costs) => costs.memory.training, bytes],
+    ["Cache after the last token", (costs) => costs.memory.cache, bytes],
   ];
   const { batch, length, source_length: source } = now.flops;
   const heading = `of ${batch} × ${length} tokens${source ? ` and sources of ${source}` : ""}${start ? "" : ", which the model at the start has no positions for"}`;

@@ -8,7 +8,7 @@ const LEAST = 0.0001; // smaller shares are not told apart
 
 // probabilities of the listed tokens; the sums over all tokens are exact for each temperature of the slider
 export function probabilities(next, temperature) {
-  const index = next.temperatures.reduce((best, one, i) => (Math.abs(one - temperature) < Math.abs(next.temperatures[best] - temperature) ? i : best), 0);
+  const index = next.temperatures.reduce((best, candidate, i) => (Math.abs(candidate - temperature) < Math.abs(next.temperatures[best] - temperature) ? i : best), 0);
   const t = next.temperatures[index];
   return new Map(next.tokens.map(([id, name, logit]) => [id, { name, p: Math.exp(logit / t - next.log_sums[index]) }]));
 }
@@ -18,7 +18,7 @@ export function showNext(root, next, without, temperature, choose, output) {
   root.replaceChildren();
   const before = probabilities(next, temperature);
   const after = without ? probabilities(without, temperature) : null;
-  const ids = [...new Set([before, after ?? new Map()].flatMap((one) => [...one.keys()].slice(0, SHOWN)))];
+  const ids = [...new Set([before, after ?? new Map()].flatMap((tokens) => [...tokens.keys()].slice(0, SHOWN)))];
   const largest = Math.max(...ids.flatMap((id) => [before.get(id)?.p ?? 0, after?.get(id)?.p ?? 0]), 1e-9);
   const rows = ids.map((id) => rowOf(id, before, after, largest, choose));
   const listed = ids.reduce((sum, id) => sum + (before.get(id)?.p ?? 0), 0);
@@ -38,9 +38,9 @@ export function showNext(root, next, without, temperature, choose, output) {
 function rowOf(id, before, after, largest, choose) {
   const [p, q] = [before.get(id)?.p, after?.get(id)?.p];
   const bar = (share, name) => {
-    const made = element("i", { class: name });
-    made.style.width = `${(100 * (share ?? 0)) / largest}%`;
-    return made;
+    const filled = element("i", { class: name });
+    filled.style.width = `${(100 * (share ?? 0)) / largest}%`;
+    return filled;
   };
   const text = element("span", { class: "token" }, label((before.get(id) ?? after.get(id)).name, 16));
   const head = choose ? element("button", { type: "button", class: "plain", title: "Append this token", onclick: () => choose(id) }, text) : text;

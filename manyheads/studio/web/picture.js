@@ -85,8 +85,8 @@ function frame(context, x, y, width, height, ...colours) {
 
 // three channels are red, green and blue; otherwise their mean is a gray
 function painted({ channels, side }, values) {
-  const made = document.createElement("canvas");
-  [made.width, made.height] = [side, side];
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [side, side];
   const [pixels, size] = [new ImageData(side, side), side * side];
   for (let i = 0; i < size; i++) {
     const all = Array.from({ length: channels }, (_, channel) => values[channel * size + i]);
@@ -94,6 +94,6 @@ function painted({ channels, side }, values) {
     for (let k = 0; k < 3; k++) pixels.data[4 * i + k] = 255 * (channels === 3 ? all[k] : mean); // clamped to 0 to 255
     pixels.data[4 * i + 3] = 255;
   }
-  made.getContext("2d").putImageData(pixels, 0, 0);
-  return made;
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  return canvas;
 }

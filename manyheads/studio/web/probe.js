@@ -2,7 +2,8 @@
 
 import { ApiError, getJson, post, query } from "./api.js";
 import { addStyle, element, status, table } from "./dom.js";
-import { checkpointOf } from "./look_state.js";
+import { Latest } from "./latest.js";
+import { checkpointOf, integer } from "./look_state.js";
 import { onChange, read, write } from "./state.js";
 import { shape } from "./svg.js";
 
@@ -18,17 +19,24 @@ export async function show(root) {
   await probe.load();
   return () => {
     forget();
-    probe.turn += 1;
+    probe.latest.drop();
   };
 }
 
-/** What an address says about the probes. */
-function fromAddress(info) {
+/** What an address says about the probes, and a sentence about what it may not say, which counts as left out. */
+function fromAddress(info, known) {
   const state = read();
-  return {
-    ...checkpointOf(state, info), text: state.text ?? "", label: state.probe ?? "position",
-    windows: state.windows ?? "auto", length: Number(state.window ?? 8),
+  const wrong = [];
+  const checked = (value, isAllowed, initial, sentence) => {
+    if (value === undefined || isAllowed(value)) return value ?? initial;
+    wrong.push(sentence);
+    return initial;
   };
+  const label = checked(state.probe, (value) => Object.hasOwn(known.labels, value), "position", `There is no label ${state.probe}; positions are probed.`);
+  const windows = checked(state.windows, (value) => Object.hasOwn(WINDOWS, value), "auto", `There are no windows of ${state.windows}.`);
+  const length = checked(state.window, (value) => integer(value) >= 2 && integer(value) <= known.max_length, "8",
+    `A window has 2 to ${known.max_length} tokens, not ${state.window}; it has 8.`);
+  return { request: { ...checkpointOf(state, info), text: state.text ?? "", label, windows, length: Number(length) }, wrong: wrong.join(" ") };
 }
 
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
@@ -36,9 +44,9 @@ const layerName = (name) => (name.endsWith(".embed") ? "embeddings" : `layer ${n
 
 class Probe {
   constructor(root, known, info) {
-    this.info = info;
-    this.turn = 0; // answers to older requests are dropped
-    this.asked = null; // what is shown, as a request
+    Object.assign(this, { info, known });
+    this.latest = new Latest();
+    this.requested = null; // what is shown, as a request
     this.text = element("textarea", { id: "probe-text", rows: "4", spellcheck: "false" });
     this.text.value = read().text ?? info.text ?? "";
     const options = (entries) => Object.entries(entries).map(([value, text]) => element("option", { value }, text));
@@ -57,7 +65,7 @@ class Probe {
 
   submit(event) {
     event.preventDefault();
-    this.asked = null; // fit again, even if nothing changed
+    this.requested = null; // fit again, even if nothing changed
     const before = location.hash;
     write({ text: this.text.value, probe: this.label.value, windows: this.windows.value === "auto" ? null : this.windows.value, window: this.length.value });
     if (location.hash === before) this.load();
@@ -65,44 +73,44 @@ class Probe {
 
   /** Fits the probes that the address asks for, unless they are shown. */
   async load() {
-    const request = fromAddress(this.info);
+    const { request, wrong } = fromAddress(this.info, this.known);
     if (read().text !== undefined) this.text.value = request.text;
     this.label.value = request.label;
     this.windows.value = request.windows;
     this.length.value = request.length;
     const key = JSON.stringify(request);
-    if (read().probe === undefined || key === this.asked) return;
-    this.asked = key;
-    const turn = ++this.turn;
-    this.error.textContent = "";
+    if (read().probe === undefined || key === this.requested) return;
+    this.requested = key;
+    const isCurrent = this.latest.begin();
+    this.error.textContent = wrong;
     this.result.replaceChildren();
     status("computing the outputs of all layers …");
     try {
-      await this.fit(turn, request);
+      await this.fit(isCurrent, request);
     } catch (problem) {
       if (!(problem instanceof ApiError)) throw problem;
-      if (turn === this.turn) this.error.textContent = problem.message;
+      if (isCurrent()) this.error.textContent = problem.message;
     }
-    if (turn === this.turn) status("");
+    if (isCurrent()) status("");
   }
 
-  async fit(turn, request) {
+  async fit(isCurrent, request) {
     const report = await post("probe/start", request);
     const layers = [];
-    if (turn === this.turn) this.show(report, layers);
-    while (turn === this.turn && layers.length < report.layers.length) {
+    if (isCurrent()) this.show(report, layers);
+    while (isCurrent() && layers.length < report.layers.length) {
       status(`fitting the probe of ${layerName(report.layers[layers.length])}, ${layers.length + 1} of ${report.layers.length} …`);
       layers.push(await getJson(query("probe/layer", { probe: report.probe, index: layers.length })));
-      if (turn === this.turn) this.show(report, layers);
+      if (isCurrent()) this.show(report, layers);
     }
   }
 
   show(report, layers) {
-    const distances = layers.some((one) => one.mean_distance !== null);
+    const distances = layers.some((layer) => layer.mean_distance !== null);
     const titles = ["layer", "accuracy", "95 % interval", "chance", "shuffled labels", "untrained model", ...(distances ? ["mean distance"] : [])];
-    const rows = layers.map((one) => [
-      layerName(one.name), percent(one.accuracy), one.interval.map(percent).join(" to "), percent(report.chance), percent(one.shuffled),
-      percent(one.untrained), ...(distances ? [one.mean_distance.toFixed(2)] : []),
+    const rows = layers.map((layer) => [
+      layerName(layer.name), percent(layer.accuracy), layer.interval.map(percent).join(" to "), percent(report.chance), percent(layer.shuffled),
+      percent(layer.untrained), ...(distances ? [layer.mean_distance.toFixed(2)] : []),
     ]);
     const after = layers.at(-1)?.hash_after ?? null;
     const done = `${report.source}; ${report.classes} labels; ${report.fitted.toLocaleString("en")} tokens fit a probe, ${report.tested.toLocaleString("en")} test it`;
@@ -128,21 +136,21 @@ function chart(report, layers) {
       shape("text", { class: "axis", x: LEFT - 6, y: y(share) + 4, "text-anchor": "end" }, `${100 * share} %`));
   }
   report.layers.forEach((name, i) => root.append(shape("text", { class: "axis", x: LEFT + (i + 0.5) * STEP, y: HEIGHT - 14, "text-anchor": "middle" }, i ? layerName(name).replace("layer ", "") : "embed")));
-  layers.forEach((one, i) => root.append(column(one, LEFT + (i + 0.5) * STEP)));
+  layers.forEach((layer, i) => root.append(column(layer, LEFT + (i + 0.5) * STEP)));
   root.append(shape("line", { class: "chance", x1: LEFT, x2: width - 70, y1: y(report.chance), y2: y(report.chance) }),
     shape("text", { class: "axis chance-name", x: width - 66, y: y(report.chance) + 4 }, `chance`));
   return root;
 }
 
 /** One layer: a bar with its interval, and the two controls as a cross and a ring. */
-function column(one, x) {
-  const [low, high] = one.interval;
-  const cross = y(one.shuffled);
-  return shape("g", {}, shape("title", {}, `${one.name}: ${percent(one.accuracy)}`),
-    shape("rect", { class: "bar", x: x - 14, width: 28, y: y(one.accuracy), height: y(0) - y(one.accuracy) }),
+function column(layer, x) {
+  const [low, high] = layer.interval;
+  const cross = y(layer.shuffled);
+  return shape("g", {}, shape("title", {}, `${layer.name}: ${percent(layer.accuracy)}`),
+    shape("rect", { class: "bar", x: x - 14, width: 28, y: y(layer.accuracy), height: y(0) - y(layer.accuracy) }),
     shape("path", { class: "interval", d: `M${x} ${y(high)}V${y(low)}M${x - 5} ${y(high)}h10M${x - 5} ${y(low)}h10` }),
     shape("path", { class: "shuffled", d: `M${x - 12} ${cross - 4}l8 8m0 -8l-8 8` }),
-    shape("circle", { class: "untrained", cx: x + 9, cy: y(one.untrained), r: 4 }));
+    shape("circle", { class: "untrained", cx: x + 9, cy: y(layer.untrained), r: 4 }));
 }
 
 function legend() {

@@ -54,15 +54,15 @@ export class WholeSource {
 // each number is the one of 2 × 2 cells with the largest magnitude
 function halved({ rows, columns, values }) {
   const [height, width] = [Math.ceil(rows / 2), Math.ceil(columns / 2)];
-  const made = new Float32Array(height * width);
+  const largest = new Float32Array(height * width);
   for (let r = 0; r < rows; r++) {
     for (let c = 0; c < columns; c++) {
       const value = values[r * columns + c];
       const at = (r >> 1) * width + (c >> 1);
-      if (Math.abs(value) > Math.abs(made[at])) made[at] = value;
+      if (Math.abs(value) > Math.abs(largest[at])) largest[at] = value;
     }
   }
-  return { rows: height, columns: width, values: made };
+  return { rows: height, columns: width, values: largest };
 }
 
 class TiledSource {
@@ -80,11 +80,11 @@ class TiledSource {
 
   tile(level, row, column) {
     const id = `${level}/${row}/${column}`;
-    const held = this.tiles.get(id);
-    if (held !== undefined) {
+    const cached = this.tiles.get(id);
+    if (cached !== undefined) {
       this.tiles.delete(id); // the most recently used last
-      this.tiles.set(id, held);
-      return held;
+      this.tiles.set(id, cached);
+      return cached;
     }
     this.tiles.set(id, null); // requested
     floats(query("look/tile", { ...this.key, row, column, level })).then((values) => {
@@ -106,22 +106,22 @@ class TiledSource {
 // Rows and columns as groups of tokens: without special tokens, or by words. Weights on the tokens of a word are added,
 // those of its queries averaged (Clark et al. 2019), so that a row still sums to 1.
 export function groups(text, count, { hideSpecial, merge }) {
-  const made = [];
+  const tokenGroups = [];
   const shift = count - text.tokens.length; // a class token that the model adds
   for (let i = 0; i < count; i++) {
     const k = i - shift;
     const token = k < 0 ? "[CLS]" : text.tokens[k];
     const special = k < 0 || text.special[k];
     if (hideSpecial && special) continue;
-    const last = made.at(-1);
+    const last = tokenGroups.at(-1);
     if (merge && last && k >= 0 && last.word === text.words[k]) {
       last.tokens.push(i);
       last.label += token;
     } else {
-      made.push({ tokens: [i], label: token, special, word: k < 0 ? null : text.words[k], patch: k });
+      tokenGroups.push({ tokens: [i], label: token, special, word: k < 0 ? null : text.words[k], patch: k });
     }
   }
-  return made;
+  return tokenGroups;
 }
 
 export function transformed(source, rows, columns, mass) {

@@ -2,7 +2,6 @@
 
 import { number } from "./canvas.js";
 import { element, table } from "./dom.js";
-import { BADGE_NAMES } from "./grid.js";
 
 const [ROWS, KEYS] = [400, 3];
 
@@ -20,7 +19,7 @@ export function matrixTable(title, source, rows, columns) {
 export function headsTable(grid) {
   const lines = grid.heads().map(({ info, head }) => {
     const value = grid.value(info, head);
-    const patterns = (value.badges ?? []).map((name) => BADGE_NAMES[name]).join(", ");
+    const patterns = (value.badges ?? []).map((name) => grid.patterns[name].meaning).join(", ");
     const moved = grid.showsDifferences ? [number(value.moved)] : [];
     return [`${info.name}, head ${head}`, number(value.entropy), number(value.distance), patterns, number(value.mean), ...moved];
   });

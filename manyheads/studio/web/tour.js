@@ -58,7 +58,7 @@ class Tour {
 
   move(by) {
     const passed = [];
-    let index = this.steps.findIndex((one) => one.key === this.shown) + by;
+    let index = this.steps.findIndex((step) => step.key === this.shown) + by;
     for (; this.steps[index]?.skipped; index += by) passed.push(`Step ${index + 1} is skipped: ${this.steps[index].refusal}.`);
     if (!this.steps[index]) return;
     this.passed = passed.join(" ");
@@ -83,7 +83,7 @@ class Tour {
     if (key === this.shown) return;
     try {
       await this.load();
-      const step = this.steps.find((one) => one.key === key && !one.skipped);
+      const step = this.steps.find((candidate) => candidate.key === key && !candidate.skipped);
       if (!step || read().tour !== key) return;
       this.shown = key;
       this.fill(step);

@@ -7,12 +7,12 @@ import weakref
 
 import pytest
 import torch
-from look_client import Page, literal
 from small_runs import described, train_all
+from studio_client import Page, literal
 
 from manyheads import load
-from manyheads.studio import steps as steps_module
-from manyheads.studio.steps import find_steps
+from manyheads.studio import run_checkpoints
+from manyheads.studio.run_checkpoints import find_run_checkpoints
 
 TEXT = "the a of"
 
@@ -34,7 +34,7 @@ def page(run_folder):
         return made
 
     initial = load(run_folder)
-    made = Page(initial, steps=find_steps(str(run_folder), initial, read))
+    made = Page(initial, steps=find_run_checkpoints(str(run_folder), initial, read))
     made.loaded = loaded
     return made
 
@@ -70,12 +70,12 @@ def test_other_tabs_use_the_checkpoint_of_the_step(page):
 
 def test_few_checkpoints_are_kept_and_the_runs_of_others_are_freed(page):
     assert page.loaded == []  # none before it is shown
-    initial = page.sessions.steps.initial
+    initial = page.sessions.run_checkpoints.initial
     first = page.run(TEXT)
     others = [index for index in range(6) if index != initial]
     runs = [page.run(TEXT, step=index) for index in others]
     gc.collect()
-    assert sum(one() is not None for one in page.loaded) == steps_module.MAX_LOADED
+    assert sum(item() is not None for item in page.loaded) == run_checkpoints.MAX_LOADED
     assert page.get("next", runs[0], check=422, position=0).json()["code"] == "usage.expired"
     for run in (first, runs[-1]):
         page.get("next", run, position=0)
@@ -85,7 +85,7 @@ def test_few_checkpoints_are_kept_and_the_runs_of_others_are_freed(page):
 
 
 def test_a_checkpoint_that_is_looked_at_is_kept(page):
-    first, *others = (index for index in range(6) if index != page.sessions.steps.initial)
+    first, *others = (index for index in range(6) if index != page.sessions.run_checkpoints.initial)
     run = page.run(TEXT, step=first)
     for index in others:
         page.run(TEXT, step=index)
@@ -102,7 +102,7 @@ def test_a_run_with_one_checkpoint_and_a_checkpoint_itself_have_no_steps(run_fol
     train_all(described("causal", steps=1, save_every=1), tmp_path)
     for folder in (tmp_path, run_folder / "checkpoints" / "step-00000002"):
         initial = load(folder)
-        assert find_steps(str(folder), initial, load) is None
+        assert find_run_checkpoints(str(folder), initial, load) is None
         page = Page(initial)
         assert page.client.get("look/info", params={"session": page.key}).json()["steps"] is None
         assert page.run(TEXT, check=422, step=0)["code"] == "usage.argument"
@@ -111,7 +111,7 @@ def test_a_run_with_one_checkpoint_and_a_checkpoint_itself_have_no_steps(run_fol
 def test_a_checkpoint_that_was_removed_is_an_error_with_a_code(run_folder, tmp_path):
     train_all(described("causal", save_every=2, keep_last=9), tmp_path)
     initial = load(tmp_path)
-    page = Page(initial, steps=find_steps(str(tmp_path), initial, load))
+    page = Page(initial, steps=find_run_checkpoints(str(tmp_path), initial, load))
     (tmp_path / "checkpoints" / "step-00000002").rename(tmp_path / "gone")
     assert page.run(TEXT, check=422, step=0)["code"] == "usage.path-not-found"
     page.run(TEXT)

@@ -13,24 +13,36 @@ from manyheads.studio.session import Sessions
 HOST = "127.0.0.1:1"
 
 
-class Page:
-    """A client with an open session."""
+class Client:
+    """An open session, and requests whose answer must have a status, or the code of an error."""
 
-    def __init__(self, *checkpoints, text="", steps=None):
-        self.sessions = Sessions(checkpoints, [f"model{i}" for i in range(len(checkpoints))], text, steps)
-        made = app.create_app(self.sessions, "secret", {HOST})
-        self.client = TestClient(made, base_url=f"http://{HOST}/secret/api/", raise_server_exceptions=False)
+    def __init__(self, *checkpoints, text="", steps=None, paths=None):
+        paths = paths or [f"model{i}" for i in range(len(checkpoints))]
+        self.sessions = Sessions(checkpoints, paths, text, steps)
+        server = app.create_app(self.sessions, "secret", {HOST})
+        self.client = TestClient(server, base_url=f"http://{HOST}/secret/api/", raise_server_exceptions=False)
         self.key = self.client.post("session").json()["session"]
 
+    def get(self, path, check=200, code=None, **fields):
+        return self.checked(self.client.get(path, params={"session": self.key, **fields}), check, code)
+
+    def post(self, path, check=200, code=None, **fields):
+        return self.checked(self.client.post(path, json={"session": self.key, **fields}), check, code).json()
+
+    def checked(self, answer, check, code):
+        assert answer.status_code == (422 if code else check), answer.text
+        assert code is None or answer.json()["code"] == code
+        return answer
+
+
+class Page(Client):
+    """The tab Look."""
+
     def run(self, text=TEXT, check=200, **fields):
-        answer = self.client.post("look/run", json={"session": self.key, "text": text, **fields})
-        assert answer.status_code == check, answer.text
-        return answer.json()
+        return self.post("look/run", check, text=text, **fields)
 
     def get(self, path, run, check=200, **fields):
-        answer = self.client.get(f"look/{path}", params={"session": self.key, "run": run["run"], **fields})
-        assert answer.status_code == check, answer.text
-        return answer
+        return super().get(f"look/{path}", check, run=run["run"], **fields)
 
     def next_tokens(self):
         return self.get("next", self.run(), position=0).json()["tokens"]

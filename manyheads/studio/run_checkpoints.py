@@ -15,7 +15,7 @@ from manyheads.training.store import list_checkpoints
 MAX_LOADED = 3  # besides the initial one
 
 
-class RunSteps:
+class RunCheckpoints:
     """Checkpoints by their index, from the first step to the last. The initial one is loaded already."""
 
     def __init__(self, paths: Sequence[Path], initial: Checkpoint, load: Callable[[str], Checkpoint]) -> None:
@@ -33,7 +33,7 @@ class RunSteps:
     @property
     def loaded(self) -> list[Checkpoint]:
         with self._lock:
-            return [one.checkpoint for one in (self._first, *self._loaded.values())]
+            return [shown.checkpoint for shown in (self._first, *self._loaded.values())]
 
     def __getitem__(self, index: int) -> ShownCheckpoint:
         if not 0 <= index < len(self.paths):
@@ -52,12 +52,12 @@ class RunSteps:
     def use(self, checkpoint: Checkpoint) -> None:
         """Marks one as used, so that those that no page looks at go first."""
         with self._lock:
-            for index in [index for index, one in self._loaded.items() if one.checkpoint is checkpoint]:
+            for index in [index for index, shown in self._loaded.items() if shown.checkpoint is checkpoint]:
                 self._loaded.move_to_end(index)
 
 
-def find_steps(run: str, initial: Checkpoint, load: Callable[[str], Checkpoint]) -> RunSteps | None:
+def find_run_checkpoints(run: str, initial: Checkpoint, load: Callable[[str], Checkpoint]) -> RunCheckpoints | None:
     """The checkpoints of a run's folder, if it has more than one; `load` reads one of them."""
     paths = list_checkpoints(Path(run) / "checkpoints")[::-1]
     is_among_them = initial.path is not None and initial.path.name in [path.name for path in paths]
-    return RunSteps(paths, initial, load) if len(paths) > 1 and is_among_them else None
+    return RunCheckpoints(paths, initial, load) if len(paths) > 1 and is_among_them else None

@@ -1,0 +1,415 @@
+"""Attention of whole sequences as products of matrices: shapes, projections, biases, and one matrix instead of two."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.errors import InputShapeError
+from manyheads.inspect.notebook import attention_table
+from manyheads.labs.chapters.attention import FLOAT64, orthonormal
+from manyheads.labs.figures import Heatmap, Lines, Table
+from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true
+from manyheads.labs.fitting import small_model
+from manyheads.labs.lab import OnProgress, check_choice, lab, no_progress
+from manyheads.labs.plain import attend, attention_weights, head_context, plain_core
+from manyheads.model.builder import build
+from manyheads.model.cache import NoCache
+from manyheads.model.spec import read_model
+from manyheads.parts.attention import Attention, AttentionContext, HeadsSpec
+from manyheads.parts.core import Core, DotSpec, MergedQKSpec, check_rows, inverse_root
+from manyheads.parts.position import AttentionPosition
+from manyheads.parts.recurrent import Cell
+
+
+@lab("attention", rows=("A3", "P8"), seconds=(0.1, 0.1), opposite={"transpose": "T"},
+     try_next=("--batch 5 --length 4 --size 3", "--transpose T --batch 5"))  # fmt: skip
+def batched_shapes(
+    *,
+    transpose: Annotated[str, "mT swaps the last two axes; T reverses all axes, as Tensor.T does"] = "mT",
+    batch: Annotated[int, "b, the number of sentences"] = 4,
+    length: Annotated[int, "l, the number of tokens"] = 4,
+    size: Annotated[int, "d, the size of a vector"] = 4,
+    seed: int = 0,
+) -> Finding:
+    """A batch of scores is (b, l, d)·(b, d, l) → (b, l, l): the last two axes are swapped, and never the batch.
+
+    All sentences and all their words are multiplied in one step, where a recurrent network takes l steps. `x.T` turns
+    (b, l, d) into (d, l, b). Mostly torch refuses the product with an error. The trap is b = l = d: it is computed, and
+    mixes the sentences of the batch. The softmax is over the keys, the last axis.
+    """
+    check_choice("transpose", transpose, ("mT", "T"))
+    x = torch.randn(batch, length, size)
+    changed = torch.cat((x[:-1], x[-1:] + 1))  # the last sentence
+    axes = (2, 1, 0) if transpose == "T" else (0, 2, 1)
+    core = DotSpec().build(1, size, size)
+    mask, positions = head_context(x[0], x[0], False)
+    expected = core.weights(x[:, None], x[:, None], mask=mask, positions=positions)[:, 0]
+    try:
+        scores, other = (y @ y.permute(axes) for y in (x, changed))
+    except RuntimeError:  # of torch, if the shapes do not fit
+        scores = other = torch.full((1, 1, 1), math.nan)
+    weights = torch.softmax(scores / size**0.5, dim=-1)
+    steps, rnn_steps = sequential_steps(length)
+    return Finding(
+        (
+            equals("shape of the scores", shape(scores), shape(expected)),
+            is_true("changing the last sentence leaves the scores of the first as they are", scores[0].equal(other[0])),
+            is_true("the weights are those of the package", torch.allclose(weights, expected, atol=1e-5)),
+            is_true("the package refuses keys with swapped axes, by their shapes", refuses_wrong_axes(length, size)),
+            equals("calls of attention for the batch", steps, 1),
+            equals("calls of a recurrent cell for the batch", rnn_steps, length),
+        ),
+        (shape_table(batch, length, size),),
+    )
+
+
+def shape(x: Tensor) -> str:
+    return str(tuple(x.shape))
+
+
+def sequential_steps(length: int) -> tuple[int, int]:
+    """How often one layer of attention and one recurrent cell are called for a batch, one call after another."""
+    ids, calls = torch.zeros(2, length, dtype=torch.long), [0, 0]
+    attention = small_model(layers=1)
+    recurrent = build(read_model({"vocab": 16, "recurrent": {"width": 8, "source": False}}))
+    for number, (model, kind) in enumerate(((attention, Core), (recurrent, Cell))):
+        for module in model.modules():
+            if isinstance(module, kind):
+                module.register_forward_hook(lambda *_, number=number: calls.__setitem__(number, calls[number] + 1))
+        model(ids)
+    return calls[0], calls[1]
+
+
+def refuses_wrong_axes(length: int, size: int) -> bool:
+    """Whether a core names the expected and the given shape of keys d×l with l ≠ d."""
+    x, keys = torch.randn(1, 1, length, size), torch.randn(1, 1, size + 1, length)
+    mask, positions = head_context(x[0, 0], x[0, 0], False)
+    try:
+        DotSpec().build(1, size, size)(x, keys, x, mask=mask, positions=positions)
+    except InputShapeError as error:
+        return shape(x) in str(error) and shape(keys) in str(error)
+    return False
+
+
+def shape_table(b: int, l: int, d: int) -> Table:  # noqa: E741 (the names of the document)
+    rows = [
+        ("x", "(b, l, d)", f"({b}, {l}, {d})"),
+        ("x.transpose(1, 2), or x.mT", "(b, d, l)", f"({b}, {d}, {l})"),
+        ("x @ x.mT, the scores", "(b, l, l)", f"({b}, {l}, {l})"),
+        ("x.T, the trap", "(d, l, b)", f"({d}, {l}, {b})"),
+    ]
+    return Table("Shapes", ("tensor", "axes", "here"), rows)
+
+
+# ----------------------------------------------------------------------------------------- one sequence, or two
+
+ALIGNMENT = [[0.91, 0.04, 0.05], [0.03, 0.10, 0.87], [0.09, 0.88, 0.03]]  # as the document prints it
+TURKISH, ENGLISH = ("kediler", "fareleri", "kovalar"), ("cats", "chase", "mice")
+
+
+@lab("attention", rows=("A12", "A13", "P12"), seconds=(0.1, 0.1), opposite={"memory": "another"},
+     try_next=("--length 1", "--length 100"))  # fmt: skip
+def one_or_two_sequences(
+    *,
+    memory: Annotated[str, "itself or another: the sequence that attention reads"] = "itself",
+    length: Annotated[int, "number of tokens"] = 5,
+    seed: int = 0,
+) -> Finding:
+    """Attention is a matrix between two sequences; self-attention is the same operation with one sequence twice.
+
+    The weights have a row for each token that asks and a column for each token that is read. In the document's matrix
+    between a Turkish and an English sentence, the highest weight of a row is the translation of its word: "kovalar" is
+    last and means "chase". Self-attention takes the queries, keys and values from one sequence: `attend(x, x)` gives
+    the bits of a self-attention layer.
+    """
+    check_choice("memory", memory, ("itself", "another"))
+    table = torch.tensor(ALIGNMENT)
+    check_rows(table)
+    page = attention_table(table, TURKISH, ENGLISH)
+    model: Any = small_model("encoder", layers=1)
+    layer = model.encoder.layers[0]
+    x, other = torch.randn(2, 1, length, 32)
+    context = attention_context(length)
+    read = layer.attention.key_value(x if memory == "itself" else other, context)
+    same = torch.equal(layer.self_attention(x, context, NoCache()), layer.attention(x, read, context))
+    given_back = attention_weights(table.log(), torch.eye(3))
+    return Finding(
+        (
+            equals("highest weight of each row", str(table.argmax(-1).tolist()), "[0, 2, 1]"),
+            at_most("largest difference from the softmax of its logarithms", (given_back - table).abs().max(), 1e-6),
+            equals("cells of the matrix in a page", page.count("<td"), 9),
+            is_true("attend(x, x) has the bits of the self-attention layer", same),
+        ),
+        (Heatmap("Attention between two sentences", ALIGNMENT, TURKISH, ENGLISH),),
+    )
+
+
+def attention_context(length: int, *, causal: bool = False) -> AttentionContext:
+    """The mask and the positions of self-attention without a position scheme."""
+    row = torch.zeros(length, 1)
+    mask, positions = head_context(row, row, causal)
+    return AttentionContext(AttentionPosition(), None, mask, positions)
+
+
+# ------------------------------------------------------------------------------------------- query, key and value
+
+LETTERS = ("u_a", "u_b", "u_c", "u_d")
+
+
+def plain_outputs(u: Tensor, added: Tensor | None = None) -> Tensor:
+    """Self-attention with q = k = v = x for x = (u_d + u_b, u_a, u_c + u_b), with a vector added to the second."""
+    x = lecture_vectors(u)
+    if added is not None:
+        x[1] += added
+    return attend(x, x, x)
+
+
+def lecture_vectors(u: Tensor) -> Tensor:
+    a, b, c, d = u
+    return torch.stack((d + b, a, c + b))
+
+
+def descend(x: Tensor, targets: Tensor, starts: int, steps: int, progress: OnProgress) -> Tensor:
+    """Learns Q and V from random starts, with K = I; the squared error of c₁ and c₂ for every step and start."""
+    query, value = (nn.Parameter(0.03 * torch.randn(starts, 1, 4, 4, dtype=x.dtype)) for _ in range(2))
+    optimizer, losses, core = torch.optim.Adam([query, value], lr=0.005), [], plain_core(x)
+    mask, positions = head_context(x, x, False)
+    keys = x.expand(starts, 1, -1, -1)
+    for step in range(steps):
+        outputs = core(keys @ query.mT, keys, keys @ value.mT, mask=mask, positions=positions)
+        loss = (outputs[:, 0, :2] - targets).square().mean(dim=(1, 2))
+        optimizer.zero_grad()
+        loss.sum().backward()
+        optimizer.step()
+        losses.append(loss.detach())
+        progress("gradient descent", step + 1, steps)
+    return torch.stack(losses)
+
+
+@lab("attention", rows=("A10", "A11", "P12"), seconds=(2, 6), smallest={"steps": 800},
+     full={"steps": 5000, "starts": 200}, opposite={"projected": False},
+     try_next=("--beta 2", "--steps 100"))  # fmt: skip
+def query_key_value(
+    *,
+    projected: Annotated[bool, "whether queries and values are projections of x"] = True,
+    beta: Annotated[float, "β, the length of the vectors"] = 10.0,
+    steps: Annotated[int, "steps of gradient descent"] = 1500,
+    starts: Annotated[int, "random starts of gradient descent"] = 20,
+    seed: int = 0,
+    progress: OnProgress = no_progress,
+) -> Finding:
+    """With queries, keys and values of its own, a token can find another by one part and copy another part of it.
+
+    u_a … u_d are orthogonal, of length β; x₁ = u_d + u_b, x₂ = u_a, x₃ = u_c + u_b. Without projections every token is
+    most similar to itself: c₂ = x₂, also if u_d or u_c is added to x₂, and never u_b. With projections, the query Q x₂
+    can look for u_d, and V keeps only u_b and −u_c of what is found. So c₂ = u_b and c₁ = u_b − u_c for K = I,
+    Q = (u_d u_aᵀ + u_c u_dᵀ) / β² and V = (u_b u_bᵀ − u_c u_cᵀ) / β². Gradient descent finds such matrices from
+    many random starts; from the others, both queries settle on one token, and the error stays at β²/16.
+    """
+    u = beta * orthonormal(4, 4)
+    (a, b, c, d), x = u, lecture_vectors(u)
+    query = (torch.outer(d, a) + torch.outer(c, d)) / beta**2
+    value = (torch.outer(b, b) - torch.outer(c, c)) / beta**2
+    built = attend(x @ query.T, x, x @ value.T) if projected else attend(x, x, x)
+    targets = torch.stack((b - c, b))
+    plain_loss = (attend(x, x, x)[:2] - targets).square().mean().expand(1, 1)
+    losses = (descend(x, targets, starts, steps, progress) if projected else plain_loss) / beta**2
+    changed = [plain_outputs(u, added)[1] for added in (d, c)]
+    stays = max(float((plain_outputs(u)[1] - a).norm()),
+                *(float((out - a - added).norm()) for out, added in zip(changed, (d, c), strict=True)))  # fmt: skip
+    curves = {f"start {i + 1}": list(enumerate(losses[:, i].tolist(), 1))[::20] for i in range(min(5, losses.shape[1]))}
+    return Finding(
+        (
+            at_most("without projections: largest distance of c₂ from x₂", stays, 1e-6),
+            at_least("least distance of c₂ from u_b, by β", min((out - b).norm() for out in changed) / beta, 1.5),
+            at_most("distance of c₂ from u_b", (built[1] - b).norm(), 1e-6),
+            at_most("distance of c₁ from u_b − u_c", (built[0] - b + c).norm(), 1e-6),
+            at_most("gradient descent: squared error by β², best start", losses[-1].min(), 1e-4),
+            at_least("share of starts below 0.0001", (losses[-1] < 1e-4).double().mean(), 0.2),
+        ),
+        (
+            parts_map("Without projections: how much of each vector an output has", plain_outputs(u), u),
+            parts_map("With Q, K and V", built, u),
+            Lines("Gradient descent from random starts", "step", "squared error by β²", curves, log_y=True),
+        ),
+    )
+
+
+def parts_map(title: str, outputs: Tensor, u: Tensor) -> Heatmap:
+    """The coordinates of the outputs along u_a … u_d."""
+    parts = outputs @ u.T / u.square().sum(-1)
+    return Heatmap(title, parts.tolist(), ("c₁", "c₂", "c₃"), LETTERS)
+
+
+# -------------------------------------------------------------------------------------------- parameters of the scores
+
+
+@lab("attention", rows=("A20",), seconds=(0.1, 0.1), opposite={"own": True}, try_next=("--heads 8", "--heads 8 --own"))
+def naive_heads(
+    *,
+    heads: Annotated[int, "number of heads"] = 4,
+    own: Annotated[bool, "whether each head has matrices of its own"] = False,
+    seed: int = 0,
+) -> Finding:
+    """Heads that compare tokens by the plain inner product are all the same head.
+
+    The score x_i·x_j has no parameters, so nothing tells one head from another, and K heads cost K times as much as one
+    for one and the same matrix. With W_Q and W_K of its own, a head compares x_iᵀ W_Qᵀ W_K x_j, and each can look for
+    something else. An output layer needs no such matrix: there is one of it, and both of its vectors are learned.
+    """
+    x = torch.randn(1, 1, 5, 8).expand(-1, heads, -1, -1)
+    q, k = (x @ torch.randn(heads, 8, 8) if own else x for _ in range(2))
+    mask, positions = head_context(x[0, 0], x[0, 0], False)
+    weights = DotSpec().build(heads, 8, 8).weights(q, k, mask=mask, positions=positions)[0]
+    return Finding(
+        (equals("largest difference between two heads", float((weights - weights[:1]).abs().max()), 0),),
+        tuple(Heatmap(f"Head {i + 1}", weights[i].tolist()) for i in range(min(heads, 2))),
+    )
+
+
+@lab("attention", rows=("A21",), errata=("E4",), seconds=(0.1, 0.1), opposite={"normalized": False},
+     try_next=("--strength 0", "--strength 10"))  # fmt: skip
+def bias_as_factor(
+    *,
+    strength: Annotated[float, "standard deviation of the biases"] = 1.0,
+    normalized: Annotated[bool, "whether the products are divided by their sum"] = True,
+    seed: int = 0,
+) -> Finding:
+    """A bias that is added to a score multiplies the weight by e^π, before the normalisation.
+
+    exp(q·k + π) = exp(q·k) exp(π), so a learned bias for each offset is a factor that says how much near and far tokens
+    count. It is a factor of the weights before they are divided by their sum. Without that sum, as the document prints
+    it, the rows do not sum to 1, and the output is no mean of the values.
+    """
+    q, k = torch.randn(2, 5, 8, dtype=torch.float64)
+    bias = strength * torch.randn(5, 5, dtype=torch.float64)
+    weights = attention_weights(q, k, bias_LM=bias)
+    products = (q @ k.T).exp() * bias.exp()
+    printed = products.sum(-1)
+    factored = products / products.sum(-1, keepdim=True) if normalized else products
+    return Finding(
+        (
+            at_most("largest difference between bias and factor", (weights - factored).abs().max(), 1e-6),
+            at_least("as printed: largest difference of a row sum from 1", (printed - 1).abs().max(), 0.1),
+        ),
+        (
+            Heatmap("Biases π", bias.tolist()),
+            Heatmap("Weights without bias", attention_weights(q, k).tolist()),
+            Heatmap("Weights with bias", weights.tolist()),
+        ),
+        correction="The formula in the document lacks the denominator: Σ_j e^π e^{q·k} v_j must be divided by "
+        "Σ_j e^π e^{q·k}.",
+    )
+
+
+def merged_weight(query: Tensor, key: Tensor, heads: int, *, scaled: bool = True) -> Tensor:
+    """W̃[h] = W_Q[h]ᵀ W_K[h] / √I per head, as the weight of a merged query projection: (H·J)×J from two of (H·I)×J."""
+    q_HIJ, k_HIJ = (weight.unflatten(0, (heads, -1)) for weight in (query, key))
+    return (k_HIJ.mT @ q_HIJ * (inverse_root(q_HIJ.shape[1]) if scaled else 1.0)).flatten(0, 1)
+
+
+def split_weight(merged: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
+    """W_Q and W_K of rank `size` with W_Qᵀ W_K / √I nearest to W̃, by singular value decomposition."""
+    left, values, right = torch.linalg.svd(merged.unflatten(0, (heads, -1)).mT)
+    root = (values[:, :size] / inverse_root(size)).sqrt()[:, :, None]
+    return (root * left.mT[:, :size]).flatten(0, 1), (root * right[:, :size]).flatten(0, 1)
+
+
+def scoring_parameters(attention: Attention) -> int:
+    return sum(p.numel() for part in (attention.query, attention.key, attention.core) for p in part.parameters())
+
+
+def merge_error(dtype: torch.dtype, width: int, heads: int, *, causal: bool, scaled: bool) -> float:
+    """The largest difference between the weights of two projections and of the one merged from them."""
+    separate, merged = merged_pair(dtype, width, heads, scaled=scaled)
+    x, context = torch.randn(2, 6, width, dtype=dtype), attention_context(6, causal=causal)
+    one, other = (
+        a.core.weights(a.query(x), a.key(x), mask=context.mask, positions=context.positions) for a in (separate, merged)
+    )
+    return float((one - other).abs().max().detach())
+
+
+def merged_pair(dtype: torch.dtype, width: int, heads: int, *, scaled: bool) -> tuple[Any, Any]:
+    """Attention with two projections, and with the one merged from them."""
+    pair: list[Any] = [HeadsSpec(heads=heads, bias=False).build(width, core) for core in (DotSpec(), MergedQKSpec())]
+    separate, merged = (attention.to(dtype) for attention in pair)
+    with torch.no_grad():
+        merged.query.weight.copy_(merged_weight(separate.query.weight, separate.key.weight, heads, scaled=scaled))
+    return separate, merged
+
+
+def train_merged(merged: Attention, steps: int = 30) -> None:
+    """Fits random targets, so that the matrices leave the rank they began with."""
+    width = merged.output.out_features
+    x, target = torch.randn(2, 8, 6, width, dtype=torch.float64)
+    optimizer, context = torch.optim.Adam(merged.query.parameters(), lr=0.01), attention_context(6)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (merged(x, merged.key_value(x, context), context) - target).square().sum().backward()
+        optimizer.step()
+
+
+@lab("attention", rows=("A17", "A18", "A19"), errata=("E2",), seconds=(0.3, 0.3), opposite={"scaled": False},
+     try_next=("--heads 2", "--width 64 --heads 8"))  # fmt: skip
+def one_matrix_for_query_and_key(
+    *,
+    width: Annotated[int, "J, the width of x"] = 24,
+    heads: Annotated[int, "K, the number of heads, of size I = J / K"] = 4,
+    scaled: Annotated[bool, "whether the merged matrix includes 1/√I"] = True,
+    seed: int = 0,
+) -> Finding:
+    """One J × J matrix per head can replace the matrices of query and key; it has J² parameters instead of 2IJ.
+
+    (W_Q x)·(W_K y) / √I = xᵀ W̃ y with W̃ = W_Qᵀ W_K / √I, so the scores are the same. W̃ has rank I at most, and its
+    singular value decomposition gives two matrices back. But W̃ has J² parameters, against 2IJ of the two, which is the
+    same for I = J/2 and K/2 times as many for I = J/K. Trained, it can reach the rank J, which two matrices cannot.
+    """
+    size = width // heads
+    cases = {("float32", 1e-6): torch.float32, ("float64", 1e-12): torch.float64}
+    checks = [
+        at_most(f"largest difference of a weight, {name}, {'causal' if causal else 'no mask'}",
+                merge_error(dtype, width, heads, causal=causal, scaled=scaled), bound)
+        for (name, bound), dtype in cases.items() for causal in (False, True)
+    ]  # fmt: skip
+    separate, merged = merged_pair(torch.float64, width, heads, scaled=True)
+    weight = merged.query.weight.detach().clone()
+    query, key = split_weight(weight, heads, size)
+    back = (merged_weight(query, key, heads) - weight).abs().max()
+    before = torch.linalg.svdvals(weight.unflatten(0, (heads, -1)))
+    train_merged(merged)
+    after = torch.linalg.svdvals(merged.query.weight.detach().unflatten(0, (heads, -1)))
+    ranks = [int((values / values[:, :1] > 1e-9).sum(-1).max()) for values in (before, after)]
+    checks += [
+        equals("parameters of the two matrices, 2KIJ", scoring_parameters(separate), 2 * heads * size * width),
+        equals("parameters of one matrix per head, KJ²", scoring_parameters(merged), heads * width**2),
+        at_most("rank of the merged matrix", ranks[0], size),
+        at_most("largest difference after splitting it by its singular values", back, FLOAT64),
+        equals("rank after training", ranks[1], width),
+        uniform_as_printed(width, weight[:width]),
+    ]
+    curves = {name: list(enumerate(values[0].tolist(), 1)) for name, values in (("merged", before), ("trained", after))}
+    singular = Lines("Singular values of a merged matrix", "number", "singular value", curves, log_y=True)
+    correction = "The derivation in the document writes the key as L(t₁, J₂); it must read L(t₂, J₂)."
+    return Finding(tuple(checks), (singular, count_table(width)), correction)
+
+
+def uniform_as_printed(width: int, matrix: Tensor) -> Check:
+    """Erratum E2: with t₁ in both places, the score does not depend on t₂, and the weights are all equal."""
+    x = torch.randn(6, width, dtype=matrix.dtype)
+    printed = torch.softmax(((x @ matrix.T) * x).sum(-1, keepdim=True).expand(-1, 6), dim=-1)
+    name = "as printed, with t₁ twice: largest difference between two weights of a row"
+    return equals(name, float((printed - printed[:, :1]).abs().max()), 0)
+
+
+def count_table(width: int) -> Table:
+    rows = []
+    for heads in (h for h in (1, 2, 4, 8) if width % h == 0):
+        size = width // heads
+        rows.append((heads, size, 2 * heads * size * width, heads * width**2, heads / 2))
+    return Table(
+        f"Parameters of the scores at J = {width}", ("K", "I", "separate, 2KIJ", "merged, KJ²", "ratio, K/2"), rows
+    )
