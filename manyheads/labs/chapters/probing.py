@@ -90,11 +90,11 @@ def position_probe(
 ) -> Finding:
     """A causal language model without positions knows where each token is.
 
-    The model predicts the next note of a tune that is played in a random key, with wrong notes. It gets no positions, and
-    no note is more frequent at one position than at another, so the embeddings (layer 0) tell nothing. But under a causal
-    mask each token sees only what is before it, and that grows. A probe is one linear layer and a softmax on the outputs
-    of a layer, which predicts the position; the model stays frozen. Two controls are beside it: probes of the model
-    before training, and probes fitted on shuffled labels, which must stay at chance.
+    The model predicts the next note of a tune that is played in a random key, with wrong notes. It gets no positions,
+    and no note is more frequent at one position than at another, so the embeddings (layer 0) tell nothing. But under a
+    causal mask each token sees only what is before it, and that grows. A probe is one linear layer and a softmax on
+    the outputs of a layer, which predicts the position; the model stays frozen. Two controls are beside it: probes of
+    the model before training, and probes fitted on shuffled labels, which must stay at chance.
     """
     progress("training and probes", 0, 1)
     report, is_frozen = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed)
