@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -80,7 +80,8 @@ def feed_forward(
     the others. So a change of one token changes one output, and the rest stay equal to the last bit. Only attention
     moves information between positions: there, a change of one token changes every output.
     """
-    x, mlp = torch.randn(tokens, WIDTH), MlpSpec(hidden=hidden, activation="gelu").build(WIDTH)
+    x = torch.randn(tokens, WIDTH)
+    mlp: Any = MlpSpec(hidden=hidden, activation="gelu").build(WIDTH)
     by_hand = ACTIVATIONS["gelu"](x @ mlp.up.weight.T + mlp.up.bias) @ mlp.down.weight.T + mlp.down.bias
     attend = partial(self_attention, HeadsSpec(heads=2).build(WIDTH, DotSpec()))
     moved, mixed = response(mlp, x), response(attend, x)
@@ -164,7 +165,8 @@ def layer_norm(
     learned γ and β. A factor of x multiplies both the difference and the standard deviation, so it cancels, but for ε.
     RMSNorm, in LLaMA, leaves out the mean.
     """
-    norm, rms, x = LayerNormSpec().build(width), RMSNormSpec().build(width), torch.randn(20, width)
+    norm: Any = LayerNormSpec().build(width)
+    rms, x = RMSNormSpec().build(width), torch.randn(20, width)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     center, variance = x - x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
@@ -331,7 +333,9 @@ def stacking(
     number of parameters. With none, the output is the token embeddings.
     """
     ids, counts = torch.randint(0, 16, (2, 7)), []
-    models = [small_model(layers=n, final_norm="layer" if final_norm else "none", seed=seed) for n in range(layers + 1)]
+    models: list[Any] = [
+        small_model(layers=n, final_norm="layer" if final_norm else "none", seed=seed) for n in range(layers + 1)
+    ]
     for model in models:
         states, _ = model.last_hidden_state(Inputs(ids))
         counts.append((sum(p.numel() for p in model.parameters()), tuple(states.shape)))

@@ -145,7 +145,7 @@ def reach_of_convolution(
 
 
 @lab(
-    "recurrent", rows=("P1",), seconds=(12.0, 40.0), smallest={"distance": 8, "tokens": 14, "steps": 90},
+    "recurrent", rows=("P1",), seconds=(12.0, 40.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
     full={"distance": 16, "tokens": 32, "steps": 400}, opposite={"distance": 1},
     try_next=("--distance 2", "--kernel 13 --tokens 24"),
 )  # fmt: skip
@@ -195,7 +195,7 @@ def learning_speed(
 
 def three_models(kernel: int, tokens: int, seed: int) -> dict[str, Model]:
     """Attention, a convolution and a recurrent network with about as many parameters as each other."""
-    fields = {"layers": 1, "seed": seed, "vocab": SYMBOLS, "head": "untied"}
+    fields: dict[str, Any] = {"layers": 1, "seed": seed, "vocab": SYMBOLS, "head": "untied"}
     attention = small_model(**fields, position={"kind": "relative", "length": tokens})
     goal = parameters(attention)
 
