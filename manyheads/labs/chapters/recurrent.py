@@ -134,13 +134,13 @@ def bottleneck(
 
 
 @lab(
-    "recurrent", rows=("E2",), errata=("E13",), seconds=(5.0, 15.0), smallest={"length": 4, "steps": 80},
+    "recurrent", rows=("E2",), errata=("E13",), seconds=(6.0, 20.0), smallest={"steps": 120},
     full={"length": 8, "steps": 400}, opposite={"steps": 1}, try_next=("--readout state", "--length 10 --steps 400"),
 )  # fmt: skip
 def alignment(
     *,
     length: Annotated[int, "number of tokens"] = 6,
-    steps: Annotated[int, "optimizer steps"] = 140,
+    steps: Annotated[int, "optimizer steps"] = 160,
     readout: Annotated[str, "what the head reads: maxout, tanh or state"] = "maxout",
     seed: int = 0,
     progress: OnProgress = no_progress,
@@ -173,11 +173,12 @@ def alignment(
         (
             *checks,
             is_true("gradients of the context equal finite differences", context_gradients_are_exact()),
-            at_most("lowest score, a dot product", lowest, -0.1),
+            at_most("lowest score (reverse)", lowest, -0.1),
         ),
         tuple(figures),
         correction="The weights are not proportional to the scores but to their exponentials: a score can be negative, "
         "and a weight cannot.",
+        note="The encoder reads in one direction for copying, and in both for reversing.",
     )
 
 
@@ -187,9 +188,12 @@ def permutations(count: int, length: int) -> Tensor:
 
 
 def train_to_align(length: int, steps: int, readout: str, *, reverse: bool, seed: int, progress: OnProgress) -> Model:
-    model = translator(12, seed, width=48, core="dot", readout=readout, bidirectional=False,
-                       position={"kind": "sinusoidal", "join": "concat"})  # fmt: skip
-    fit(model, lambda _: copying_pairs(permutations(32, length), 12, reverse=reverse), pair_loss, steps=steps, lr=1e-2,
+    # for copying, one direction: with both, the state of a neighbour holds the token too and may be attended to
+    model = translator(
+        12, seed, width=48, core={"kind": "additive", "size": 24}, readout=readout, bidirectional=reverse,
+        position={"kind": "sinusoidal", "join": "concat"},
+    )  # fmt: skip
+    fit(model, lambda _: copying_pairs(permutations(48, length), 12, reverse=reverse), pair_loss, steps=steps, lr=1e-2,
         progress=progress, name="reverse" if reverse else "copy")  # fmt: skip
     return model
 
