@@ -176,8 +176,10 @@ def transformer_loop(
     rows = [ids[i : i + 4].tolist() for i in torch.randint(len(ids) - 4, (prompts,)).tolist()]
 
     def continuations(temperature: float) -> list[list[int]]:
-        settings = {"max_new_tokens": tokens, "temperature": temperature, "seed": seed, "suppress_tokens": SPECIAL}
-        return checkpoint.generate(rows, **settings)
+        found: list[list[int]] = checkpoint.generate(
+            rows, max_new_tokens=tokens, temperature=temperature, seed=seed, suppress_tokens=SPECIAL
+        )
+        return found
 
     texts = {temperature: continuations(temperature) for temperature in sorted({coldest, 0.2, 0.4, 0.6, 1.0, 1.5})}
     shares = {t: sum(find_repetition(text) is not None for text in found) / prompts for t, found in texts.items()}
