@@ -33,7 +33,7 @@ class Reader:
     def __init__(self, *, seed: int, layers: int = 2) -> None:
         self.rng = np.random.default_rng(seed)
         self.train = [make_paragraph(self.rng) for _ in range(1000)]
-        self.validation = [make_paragraph(self.rng) for _ in range(150)]
+        self.validation = [make_paragraph(self.rng) for _ in range(100)]
         tokenizer = TokenizerSpec.choose("words").make([paragraph.text for paragraph in self.train])
         self.special = SpecialTokens(vocab_size=tokenizer.get_vocab_size())
         self.ids = [np.array(tokenizer.encode(one.text, add_special_tokens=False).ids) for one in self.train]

@@ -101,8 +101,8 @@ def sweep_findings(kind: str, runs: list[Solution], population: Population) -> t
 @lab(
     "shaping",
     rows=("J5",),
-    seconds=(9.0, 60.0),
-    smallest={"restarts": 1, "iterations": 60},
+    seconds=(10.0, 100.0),
+    smallest={"restarts": 1, "iterations": 50},
     full={"restarts": 6, "iterations": 400},
     opposite={"iterations": 2},
     try_next=("--iterations 10", "--labels 50"),

@@ -245,7 +245,7 @@ def neural_trigram(
     "temperature",
     rows=("K4",),
     seconds=(8.0, 80.0),
-    smallest={"seeds": 2, "steps": 150, "vocab": 4},
+    smallest={"seeds": 1, "steps": 150, "vocab": 4},
     full={"seeds": 10, "steps": 1500},
     opposite={"other_width": 2},
     try_next=("--seeds 6", "--other-width 2"),

@@ -151,7 +151,7 @@ def trained_decoder(
     rows=("K7",),
     errata=("E10",),
     seconds=(8.0, 60.0),
-    smallest={"steps": 60, "prompts": 16, "tokens": 40, "files": 30},
+    smallest={"steps": 60, "prompts": 16, "tokens": 32, "files": 20},
     full={"steps": 1500, "prompts": 200, "tokens": 120},
     opposite={"coldest": 2.0},
     try_next=("--steps 800", "--tokens 200 --prompts 20"),
