@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import islice
 from statistics import fmean
 from typing import Annotated, NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint
-from manyheads.data.builtin import functions_of, stdlib
+from manyheads.data.builtin import functions_of, read_sources, stdlib
 from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.generate.loops import find_repetition
 from manyheads.labs.chapters.temperature import next_token_loss
@@ -107,8 +108,8 @@ def greedy_loop(
 
 def library_sentences(files: int) -> list[str]:
     """The first lines of the docstrings of some modules of Python's own standard library."""
-    paths = sorted(stdlib().glob("*.py"))[:files]
-    return [line for path in paths for _, line in functions_of(path.read_text(encoding="utf-8")) if line]
+    modules = (text for name, text in read_sources(stdlib()) if len(name.parts) == 1)
+    return [line for text in islice(modules, files) for _, line in functions_of(text) if line]
 
 
 def continues_otherwise(tokens: list[int]) -> bool:
