@@ -38,10 +38,11 @@ class People:
 
     @cached_property
     def common_ends(self) -> tuple[str, str]:
-        """What all questions begin with, and what they end with."""
+        """The words that all questions begin with, and those that they end with."""
         questions = [question for question, _ in (*self.train, *self.validation, *self.unseen)]
         prefix = commonprefix(questions)  # noqa: RUF071 (of texts, which are no paths)
-        return prefix, commonprefix([question[len(prefix) :][::-1] for question in questions])[::-1]  # noqa: RUF071
+        suffix = commonprefix([question[len(prefix) :][::-1] for question in questions])[::-1]  # noqa: RUF071
+        return prefix[: prefix.rfind(" ") + 1], suffix[suffix.find(" ") :] if " " in suffix else ""
 
     def is_in_texts(self, question: str, place: str) -> bool:
         """Whether a text has both the name in the question and the place."""
