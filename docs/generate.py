@@ -325,8 +325,8 @@ def json_outputs() -> str:
 
     introduction = (
         "What `--json` prints: one object on one line, on standard output, with `schema` = 1. The keys below are those "
-        "of real commands. `*` stands for any name, `[]` for each element of a list. `predict`, `ask` and `score` with many "
-        "texts print one object per line. An error is one object on standard error."
+        "of real commands. `*` stands for any name, `[]` for each element of a list. `predict`, `ask` and `score` with "
+        "many texts print one object per line. An error is one object on standard error."
     )
     meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
     outputs = real_outputs()

@@ -70,10 +70,13 @@ def ask(
     Examples: manyheads ask runs/people "Where was Ada Lovelace born?" --database facts.db · manyheads ask runs/people
     "Where was Bo Ek born?" --threshold 0.9 --queue queue.tsv --answer Lund
     """
+    from manyheads.files.write import check_new_file
     from manyheads.tasks.answering import Answerer, check_threshold
 
     check_threshold(threshold)
     check_exists(database)
+    if queue is not None:
+        check_new_file(queue, force=True)
     if new_answer is not None and queue is None:
         raise UsageError("--answer is for the queue", hint="add --queue FILE.tsv")
     inputs = open_texts(question, file, whole=False, encoding_errors=encoding_errors)
@@ -84,6 +87,8 @@ def ask(
             checkpoint, threshold=threshold, database=database, max_new_tokens=max_new_tokens
         )
 
+    if isinstance(inputs, str) and not inputs.strip():
+        raise UsageError("the question is empty")
     if not isinstance(inputs, str):
         if queue is not None:
             raise UsageError("--queue is for one question", hint="give a TEXT")

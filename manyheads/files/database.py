@@ -27,7 +27,7 @@ class AnswerDatabase:
 
     def look_up(self, question: str) -> str | None:
         """The answer to a question as it is written, or None."""
-        with self.open() as connection:
+        with self.connect() as connection:
             row = connection.execute(f"SELECT answer FROM {TABLE} WHERE question = ? LIMIT 1", (question,)).fetchone()
         if row is None or row[0] is None:
             return None
@@ -36,7 +36,7 @@ class AnswerDatabase:
         return row[0]
 
     @contextmanager
-    def open(self) -> Iterator[sqlite3.Connection]:
+    def connect(self) -> Iterator[sqlite3.Connection]:
         """A connection that can only read a plain table of this name, and for a few seconds."""
         end = time.monotonic() + MAX_SECONDS
         try:

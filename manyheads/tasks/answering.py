@@ -84,7 +84,7 @@ class Answerer:
         generation = generation_config(checkpoint.generation_settings, logprobs=0, max_new_tokens=max_new_tokens)
         answers = None if database is None else AnswerDatabase(database)
         if answers is not None:
-            with answers.open():
+            with answers.connect():
                 pass
         return cls(checkpoint, task, generation, threshold, answers)
 

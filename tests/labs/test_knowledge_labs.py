@@ -31,27 +31,27 @@ def write_people(folder, count=24):
     return tuple(str(folder / name) for name in ("bios.txt", "train.tsv.gz", "validation.tsv"))
 
 
-def test_nothing_is_read_about_unseen_people():
+def test_nothing_is_read_about_people_who_are_held_out():
     people = generate_people(40, 10, 3)
-    names = [people.subject(question) for question, _ in people.unseen]
+    names = [people.subject(question) for question, _ in people.held_out]
     assert len(names) == 20
     assert not any(name in text for name in names for text in people.texts)
     assert all(people.is_in_texts(*pair) for pair in (*people.train, *people.validation))
-    assert not any(people.is_in_texts(*pair) for pair in people.unseen)
-    groups = [{question for question, _ in pairs} for pairs in (people.train, people.validation, people.unseen)]
+    assert not any(people.is_in_texts(*pair) for pair in people.held_out)
+    groups = [{question for question, _ in pairs} for pairs in (people.train, people.validation, people.held_out)]
     assert sum(map(len, groups)) == len(set.union(*groups)) == 60
 
 
 def test_files_of_the_same_form_are_read_as_they_are(tmp_path):
     people = read_people(*write_people(tmp_path))
-    assert (len(people.train), len(people.validation), len(people.unseen)) == (12, 6, 6)
-    assert len(people.texts) == 3 * 18, "the texts about unseen people are held out"
+    assert (len(people.train), len(people.validation), len(people.held_out)) == (12, 6, 6)
+    assert len(people.texts) == 3 * 18, "the texts about people who are held out are held out"
     assert {people.subject(question) for question, _ in people.train} == {
         question.removeprefix("Where was ").removesuffix(" born?") for question, _ in people.train
     }
     experiment = run_experiment(Setting(files=write_people(tmp_path), steps=3, fine_tuning_steps=3, width=16))
     assert len(experiment.validation) == 6
-    assert all(0 < reply.answer.min_token_probability <= 1 for reply in experiment.unseen)
+    assert all(0 < reply.answer.min_token_probability <= 1 for reply in experiment.held_out)
 
 
 @pytest.mark.parametrize("missing", range(3))

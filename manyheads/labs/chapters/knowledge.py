@@ -77,7 +77,7 @@ def birth_places(
     files = biographies, questions, validation
     runs = {name: run_seeds(arm, files, seeds, seed, progress) for name, arm in arms.items()}
     scores = {name: [accuracy(right(each.validation)) for each in arm] for name, arm in runs.items()}
-    none, dot, *others = (right(all_replies(arm, unseen=False)) for arm in runs.values())
+    none, dot, *others = (right(all_replies(arm, held_out=False)) for arm in runs.values())
     means, majority = {name: mean(values) for name, values in scores.items()}, majority_of(runs["pretrained"])
     common = [reply.place == each.people.majority() for each in runs["pretrained"] for reply in each.validation]
     deviations = {name: stdev(values) for name, values in scores.items()} if seeds > 1 else {}

@@ -67,9 +67,9 @@ def made_up_answers(
     """
     files = biographies, questions, validation
     experiments = run_seeds({"people": people, "cities": cities, "steps": steps}, files, seeds, seed, progress)
-    replies = [(each.people, reply) for each in experiments for reply in (*each.validation, *each.unseen)]
+    replies = [(each.people, reply) for each in experiments for reply in (*each.validation, *each.held_out)]
     places = {place for each in experiments for _, place in (*each.people.train, *each.people.validation)}
-    good, bad = ([(p, reply) for p, reply in replies if reply.is_right is wanted] for wanted in (True, False))
+    good, bad = ([(p, reply) for p, reply in replies if reply.is_right is expected] for expected in (True, False))
     read = [p.is_in_texts(reply.answer.question, reply.answer.guess) for p, reply in good]
     invented = [p.is_in_texts(reply.answer.question, reply.answer.guess) for p, reply in bad]
     rows = [answer_row(p.is_in_texts(r.answer.question, r.answer.guess), r) for p, r in (*good[:6], *bad[:6])]
@@ -217,7 +217,7 @@ def abstention(
 
 def with_database(experiment: Experiment, threshold: float) -> list[tuple[Answer, str]]:
     """Asks about all people, with a database that has the places of every second one."""
-    pairs = [*experiment.people.validation, *experiment.people.unseen]
+    pairs = [*experiment.people.validation, *experiment.people.held_out]
     texts = experiment.generate([question for question, _ in pairs])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "facts.db"
@@ -255,7 +255,7 @@ def learn_queue(experiment: Experiment, threshold: float) -> list[bool]:
     opposite={"read": True},
     try_next=("--steps 0", "--seeds 3"),
 )
-def unseen_people(
+def unknown_people(
     *,
     read: Annotated[bool, "ask about people of the biographies instead"] = False,
     people: PeopleCount = 80,
@@ -271,12 +271,12 @@ def unseen_people(
     """Asked about a person whom it has never read of, a model still answers, no better than a constant guess.
 
     The person is in no biography and in no question before. The model has learned that such a question ends in a place,
-    so it gives one: a frequent one, or one of a person with a similar name. Its accuracy is that of the most common
-    place, within the 95 % interval.
+    so it gives one. A model of words, as here, knows nothing of a new name, and gives nearly everyone the same place;
+    one of characters would follow similar names. The accuracy is that of the most common place, within its interval.
     """
     files = biographies, questions, validation
     experiments = run_seeds({"people": people, "cities": cities, "steps": steps}, files, seeds, seed, progress)
-    asked = [(each, reply) for each in experiments for reply in (each.validation if read else each.unseen)]
+    asked = [(each, reply) for each in experiments for reply in (each.validation if read else each.held_out)]
     replies = [reply for _, reply in asked]
     low, high = wilson_interval(sum(right(replies)), len(replies))
     majority = accuracy([reply.place == each.people.majority() for each, reply in asked])

@@ -67,7 +67,7 @@ class Experiment:
     tokenizer: Any
     model: Model
     validation: tuple[Reply, ...]  # about people in the texts of pretraining, and not of fine-tuning
-    unseen: tuple[Reply, ...]  # about people in neither
+    held_out: tuple[Reply, ...]  # about people in neither
 
     def generate(self, questions: Sequence[str]) -> list[GeneratedText]:
         rows = [[SPECIAL.bos, *self.tokenizer.encode(question).ids, SPECIAL.mask] for question in questions]
@@ -89,7 +89,7 @@ class Experiment:
         """The experiment with a copy of the model that is fine-tuned on more pairs."""
         model = copy.deepcopy(self.model)
         fine_tune(model, self.tokenizer, pairs, steps, np.random.default_rng(self.setting.seed), no_progress)
-        return Experiment(self.setting, self.people, self.tokenizer, model, self.validation, self.unseen)
+        return Experiment(self.setting, self.people, self.tokenizer, model, self.validation, self.held_out)
 
 
 def accuracy(right: Sequence[bool]) -> float:
@@ -110,7 +110,7 @@ def train(setting: Setting, progress: OnProgress) -> Experiment:
     people = (
         read_people(*setting.files) if setting.files else generate_people(setting.people, setting.cities, setting.seed)
     )
-    pairs = (*people.train, *people.validation, *people.unseen)
+    pairs = (*people.train, *people.validation, *people.held_out)
     tokenizer = WordsSpec().make((*people.texts, *(text for pair in pairs for text in pair)))
     texts = [np.array(tokenizer.encode(text).ids) for text in people.texts]
     longest = max(len(tokenizer.encode(text).ids) for text in (*people.texts, *map(" ".join, pairs)))
@@ -129,7 +129,7 @@ def train(setting: Setting, progress: OnProgress) -> Experiment:
         )
     fine_tune(model, tokenizer, people.train, setting.fine_tuning_steps, rng, progress)
     bare = Experiment(setting, people, tokenizer, model, (), ())
-    return Experiment(setting, people, tokenizer, model, bare.replies(people.validation), bare.replies(people.unseen))
+    return Experiment(setting, people, tokenizer, model, bare.replies(people.validation), bare.replies(people.held_out))
 
 
 def make_model(setting: Setting, vocab: int, length: int) -> Model:

@@ -25,7 +25,7 @@ class People:
     texts: tuple[str, ...]
     train: tuple[Pair, ...]
     validation: tuple[Pair, ...]
-    unseen: tuple[Pair, ...]
+    held_out: tuple[Pair, ...]
 
     def majority(self) -> str:
         """The most common place of the questions to fine-tune on, "London" in the assignment."""
@@ -39,7 +39,7 @@ class People:
     @cached_property
     def common_ends(self) -> tuple[str, str]:
         """The words that all questions begin with, and those that they end with."""
-        questions = [question for question, _ in (*self.train, *self.validation, *self.unseen)]
+        questions = [question for question, _ in (*self.train, *self.validation, *self.held_out)]
         prefix = commonprefix(questions)  # noqa: RUF071 (of texts, which are no paths)
         suffix = commonprefix([question[len(prefix) :][::-1] for question in questions])[::-1]  # noqa: RUF071
         return prefix[: prefix.rfind(" ") + 1], suffix[suffix.find(" ") :] if " " in suffix else ""
@@ -60,15 +60,15 @@ class People:
 def hold_out(texts: Sequence[str], train: Sequence[Pair], others: Sequence[Pair]) -> People:
     """Takes the texts about every second of the other people away, so that nothing has been read about them."""
     people = People(tuple(texts), tuple(train), tuple(others[::2]), tuple(others[1::2]))
-    names = [people.subject(question) for question, _ in people.unseen]
+    names = [people.subject(question) for question, _ in people.held_out]
     rest = tuple(text for text in texts if not any(name in text for name in names))
     if not rest or not people.train or not people.validation:
         raise EmptyDataError("there are no texts, or no questions, left besides those of people whom no text is about")
-    return People(rest, people.train, people.validation, people.unseen)
+    return People(rest, people.train, people.validation, people.held_out)
 
 
 def generate_people(count: int, cities: int, seed: int) -> People:
-    """Invented people: `count` with three texts each, half of them to fine-tune on, and a quarter as many unseen."""
+    """Invented people: `count` with three texts each, half of them to fine-tune on, and half as many held out."""
     spec = BiographiesSpec(people=max(10, 2 * count), cities=cities, seed=seed)
     people = [spec.person(i) for i in range(count // 2 * 3)]
     texts = [form.format(**person) for person in people for form in STATEMENTS["city"]]

@@ -32,9 +32,9 @@ def right(replies: Sequence[Reply]) -> list[bool]:
     return [reply.is_right for reply in replies]
 
 
-def all_replies(experiments: Sequence[Experiment], *, unseen: bool = True) -> list[Reply]:
+def all_replies(experiments: Sequence[Experiment], *, held_out: bool = True) -> list[Reply]:
     """The replies about people in the texts, and, unless told otherwise, about people in none."""
-    return [reply for each in experiments for reply in (*each.validation, *(each.unseen if unseen else ()))]
+    return [reply for each in experiments for reply in (*each.validation, *(each.held_out if held_out else ()))]
 
 
 def majority_of(experiments: Sequence[Experiment]) -> float:
