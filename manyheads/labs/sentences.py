@@ -9,7 +9,7 @@ NOUNS = {
     "mouse": ("fare", "fareyi"), "child": ("çocuk", "çocuğu"), "bird": ("kuş", "kuşu"),
 }  # fmt: skip
 ADJECTIVES = {"small": "küçük", "big": "büyük", "red": "kırmızı", "old": "yaşlı"}
-VERBS = {"chased": "kovaladı", "saw": "gördü", "heard": "duydu", "found": "buldu"}
+VERBS = {"chased": "kovaladı", "saw": "gördü", "liked": "sevdi", "found": "buldu"}
 Pair = tuple[list[str], list[str]]
 
 

@@ -176,7 +176,7 @@ def vectors_of_shaw(
         ),
         tuple(matrix(f"Bias for query vectors {name}", b[0, 0]) for name, b in (("A", first), ("B", second))),
         correction="Shaw et al. learn a vector per offset, shared by the heads, whose product with the query is added; "
-        "a scalar per offset and head, which does not depend on the query, is what T5 learns.",
+        "a scalar per offset and head, which does not depend on the query, is another scheme.",
     )
 
 
@@ -250,7 +250,7 @@ def rotation(
 
     RoPE turns each pair of coordinates of q at position m by the angle m ω_i, and of k at position n by n ω_i. The
     inner product of two vectors that are both turned depends on the difference of the angles, (m − n) ω_i, only.
-    Turning keeps the length of a vector, and there is nothing to learn. GPT-J and Pythia turn only a part of the
+    Turning keeps the length of a vector, and there is nothing to learn. Some models turn only a part of the
     coordinates.
     """
     q, k = torch.randn(2, 16, dtype=torch.float64)
