@@ -189,7 +189,7 @@ def near_cost(q_TK: Tensor, k_TK: Tensor, max_cost: float, *, causal: bool = Fal
     """L_near of one head, the mean over its queries."""
     mask, positions = head_context(q_TK, k_TK, causal)
     core, q, k = plain_core(q_TK), q_TK[None, None], k_TK[None, None]
-    attention = RecordedAttention("head", core, q, k, q, mask, positions, None)
+    attention = RecordedAttention("head", core, q, k, mask, positions, None)
     layer = AttentionLayer("head", "self", "decoder", 0, 1, MaskSpec())
     term = AuxiliaryLossSpec.choose({"kind": "near", "max_cost": max_cost})
     return float(term.total(RecordedQueries(layer, attention, None), Batch(Inputs(q[0, 0]), q[0, 0]))) / len(q_TK)
