@@ -321,8 +321,8 @@ def cross_terms_by_width(
         ),
         (Lines("Cross terms over the term of neighbours", "width d", "ratio", curves, log_x=True, log_y=True),),
         correction="The cross terms shrink as 1/√d only if σ times the factor of the token table does not grow with d. "
-        "Multiplied by √d, a table N(0, 0.02²) keeps its ratio at every width, a table N(0, 1) has cross terms that exceed "
-        "the term of the positions, and only a table N(0, 1/d) still has a ratio that falls as 1/√d.",
+        "Multiplied by √d, a table N(0, 0.02²) keeps its ratio at every width, a table N(0, 1) has cross terms that "
+        "exceed the term of the positions, and only a table N(0, 1/d) still has a ratio that falls as 1/√d.",
     )  # fmt: skip
 
 
