@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,8 @@ def position_table(model: Model, length: int) -> Tensor | None:
         return None
     width, position_width = spec.token_width(stack.spec.width), spec.position_width(stack.spec.width)
     tokens = torch.full((1, length, width), 1.0 if spec.join == "multiply" else 0.0)
-    table: Tensor = stack.embed.position(tokens, count_positions(length))[0]
+    join: Any = stack.embed.position
+    table: Tensor = join(tokens, count_positions(length))[0]
     return table[:, -position_width:].double()
 
 

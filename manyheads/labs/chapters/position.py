@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 from torch import Tensor
 
-from manyheads.labs.figures import Heatmap, Lines, Table
+from manyheads.labs.figures import Cell, Heatmap, Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
@@ -21,7 +21,8 @@ from manyheads.labs.schemes import (
 from manyheads.model.builder import Model, build
 from manyheads.model.recording import record
 from manyheads.model.spec import read_model
-from manyheads.parts.position import SinusoidalSpec
+from manyheads.model.transformer import Transformer
+from manyheads.parts.position import Join, SinusoidalSpec
 
 PHRASE = ("big", "red", "dog", "saw", "another", "big", "cat")
 CIRCLE_GAP, CIRCLE_OFFSET, WIDE_GAP = 6.03e-5, 710, 1.47  # of sinusoids with 2 and with 64 coordinates, to 2000
@@ -160,7 +161,7 @@ def word_and_position(join: str, length: int, width: int) -> tuple[Tensor, Tenso
 
     They come from the embedding itself: p is what it makes of no words (all zeros), and w is the rest.
     """
-    spec = SinusoidalSpec(join=join)
+    spec = SinusoidalSpec(join=cast(Join, join))
     embed, token_width = spec.build_embed(width), spec.token_width(width)
     words = torch.randn(1, length, token_width, dtype=torch.float64)
     words[:, 3] = words[:, 1]
@@ -204,7 +205,9 @@ def added_positions(
     total = sum(terms.values(), torch.zeros_like(score))
     cross = terms["word · position"] + terms["position · word"]
     pairs = {"1 and 2": (1, 2), "3 and 4": (3, 4)}
-    rows = [[name, *(float(term[pair]) for term in terms.values()), float(score[pair])] for name, pair in pairs.items()]
+    rows: list[list[Cell]] = [
+        [name, *(float(term[pair]) for term in terms.values()), float(score[pair])] for name, pair in pairs.items()
+    ]
     same_offset = {name: abs(float(t[1, 2] - t[3, 4])) for name, t in {**terms, "score": score}.items()}
     return Finding(
         (
@@ -317,9 +320,9 @@ def cross_terms_by_width(
             at_most("largest relative difference to σ√(2/d)·c", error, 0.1),
         ),
         (Lines("Cross terms over the term of neighbours", "width d", "ratio", curves, log_x=True, log_y=True),),
-        correction="The cross terms shrink as 1/√d only if the token table is not scaled. Multiplied by √d, as in the "
-        "model of 2017, a table N(0, 0.02²) keeps its ratio at every width, and a table N(0, 1) has cross terms that "
-        "exceed the term of the positions.",
+        correction="The cross terms shrink as 1/√d only if σ times the factor of the token table does not grow with d. "
+        "Multiplied by √d, a table N(0, 0.02²) keeps its ratio at every width, a table N(0, 1) has cross terms that "
+        "exceed the term of the positions, and only a table N(0, 1/d) still has a ratio that falls as 1/√d.",
     )  # fmt: skip
 
 
@@ -342,17 +345,16 @@ def multiplied_positions(
     coordinate counts. There is no term of the positions alone. The model runs, learns and generates as with any other
     scheme. But position 0 is (0, 1, 0, 1, …), so the first word loses half of its coordinates.
     """
-    spec = SinusoidalSpec(join=join)
+    spec = SinusoidalSpec(join=cast(Join, join))
     w, p = torch.randn(1, 7, width, dtype=torch.float64), sinusoids(width, 7)
     x = spec.build_embed(width)(w, count_positions(7))[0]
     product = torch.einsum("ic,jc,ic,jc->ij", w[0], w[0], p, p)
     model = small_model(position={"kind": "sinusoidal", "join": join}, width=width, seed=seed).double()
+    assert isinstance(model, Transformer)
     ids = torch.randint(0, 16, (2, 9))
     logits = model(ids)
     logits.sum().backward()
-    has_gradients = all(
-        weight.grad is not None and bool(weight.grad.any()) for weight in model.decoder.embed.parameters()
-    )
+    has_gradients = all(weight.grad is not None and bool(weight.grad.any()) for weight in model.last.embed.parameters())
     with torch.no_grad():
         _, state = model.step(ids[:, :5], model.start())
         step = float((model.step(ids[:, 5:], state)[0] - logits[:, 5:]).abs().max())

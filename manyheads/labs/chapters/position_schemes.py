@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from manyheads.errors import InputLengthError
 from manyheads.labs.chapters.position import matrix
-from manyheads.labs.figures import Figure, Heatmap, Lines, Table
+from manyheads.labs.figures import Cell, Figure, Heatmap, Lines, Table
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
@@ -34,9 +34,9 @@ def count_parameters(model: torch.nn.Module) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def parameters_of(position: Tree, **fields: object) -> int:
+def parameters_of(position: Tree, **fields: Any) -> int:
     """The parameters that a scheme adds to a model without positions."""
-    with_scheme, without = (small_model(position=dict(tree), **fields) for tree in (position, {"kind": "none"}))  # type: ignore[arg-type]
+    with_scheme, without = (small_model(position=dict(tree), **fields) for tree in (position, {"kind": "none"}))
     return count_parameters(with_scheme) - count_parameters(without)
 
 
@@ -70,16 +70,18 @@ def learned_positions(
     length.
     """
     trees = {name: {**tree, **({"length": length} if "length" in tree else {})} for name, tree in SCHEMES.items()}
-    shape = {"width": width, "attention": {"heads": 4}, "layers": 2}
+    shape: dict[str, Any] = {"width": width, "attention": {"heads": 4}, "layers": 2}
     counts = {name: parameters_of(tree, **shape) for name, tree in trees.items()}
-    model = small_model(position=trees[scheme_names(scheme)[0]], **shape)  # type: ignore[arg-type]
+    model = small_model(position=trees[scheme_names(scheme)[0]], **shape)
     error = fails_at(model, length + 1)
 
     def longest(tree: Tree) -> str:
         spec: PositionSpec = SLOTS["position"].choose(dict(tree))  # type: ignore[assignment]
         return str(spec.max_positions or "any")
 
-    rows = [[name, counts[name], longest(tree)] for name, tree in trees.items() if name != "concatenated"]
+    rows: list[list[Cell]] = [
+        [name, counts[name], longest(tree)] for name, tree in trees.items() if name != "concatenated"
+    ]
     return Finding(
         (
             equals("parameters", counts[scheme], length * width),
@@ -112,7 +114,7 @@ def relative_bias(
     same parameter as for (2, 5). T positions have the offsets −(T − 1) to T − 1, and each of the m heads has its own
     numbers. Clipped at k, all farther offsets share the numbers of ±k, so the table fits any length.
     """
-    shape = {"width": 8 * heads, "attention": {"heads": heads}, "layers": 1}
+    shape: dict[str, Any] = {"width": 8 * heads, "attention": {"heads": heads}, "layers": 1}
     trees = {
         "full": {"kind": unclipped, **({"clip": length - 1} if unclipped == "shaw" else {"length": length})},
         "clipped": {"kind": "clipped", "clip": clip},
@@ -260,7 +262,7 @@ def rotation(
         x_LK = x.expand(length, -1)
         if scheme == "sinusoidal":
             embed = SLOTS["position"].choose("sinusoidal").build_embed(16)  # type: ignore[attr-defined]
-            return embed(x_LK[None], count_positions(length))[0]  # type: ignore[no-any-return]
+            return embed(x_LK[None], count_positions(length))[0]
         return rope.rotate(x_LK[None, None], rope.precompute(count_positions(length), torch.float64))[0, 0]
 
     rotated_q, rotated_k = moved(q), moved(k)

@@ -137,7 +137,7 @@ def translate(model: Model, pairs: Sequence[Pair]) -> list[str]:
     source, ids = sources(pairs), torch.full((len(pairs), 1), WORDS.index("<s>"))
     with torch.no_grad():
         for _ in range(7):
-            ids = torch.cat((ids, model(ids, source)[:, -1:].argmax(-1)), dim=1)  # type: ignore[arg-type]
+            ids = torch.cat((ids, model(ids, source)[:, -1:].argmax(-1)), dim=1)
     return [" ".join(WORDS[i] for i in row[1:]).partition(" </s>")[0] for row in ids.tolist()]
 
 
