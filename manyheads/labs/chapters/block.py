@@ -165,8 +165,8 @@ def layer_norm(
     learned γ and β. A factor of x multiplies both the difference and the standard deviation, so it cancels, but for ε.
     RMSNorm, in LLaMA, leaves out the mean.
     """
-    norm: Any = LayerNormSpec().build(width)
-    rms, x = RMSNormSpec().build(width), torch.randn(20, width)
+    norm: Any = LayerNormSpec().build(width).double()
+    rms, x = RMSNormSpec().build(width).double(), torch.randn(20, width, dtype=torch.float64)
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     center, variance = x - x.mean(-1, keepdim=True), x.var(-1, keepdim=True, unbiased=False)
@@ -178,8 +178,8 @@ def layer_norm(
     changed = change["LayerNorm" if normalize else "nothing"][-1][1]
     return Finding(
         (
-            at_most("LayerNorm: difference from the formula", float((norm(x) - formula).abs().max()), 1e-5),
-            at_most("RMSNorm: difference from the formula", float((rms(x) - rms_formula).abs().max()), 1e-5),
+            at_most("LayerNorm: difference from the formula", float((norm(x) - formula).abs().max()), 1e-6),
+            at_most("RMSNorm: difference from the formula", float((rms(x) - rms_formula).abs().max()), 1e-6),
             at_most(f"change of the output if x is {factor:g} times as large", changed, 1e-3),
         ),
         (Lines("Change of the output", "factor of x", "largest change", change, log_x=True),),

@@ -26,7 +26,7 @@ def recurrent_model(seed: int, width: int = 32) -> Model:
 
 
 @lab(
-    "recurrent", rows=("E6",), seconds=(3.0, 8.0), smallest={"longest": 64}, full={"longest": 1024},
+    "recurrent", rows=("E6",), seconds=(1.0, 2.0), smallest={"longest": 64}, full={"longest": 1024},
     opposite={"recurrent": True}, try_next=("--longest 1024", "--recurrent"),
 )  # fmt: skip
 def sequential_steps(
@@ -104,7 +104,7 @@ def seconds(model: Model, length: int, repeats: int = 3) -> float:
 
 
 @lab(
-    "recurrent", rows=("P1",), seconds=(1.0, 2.0), smallest={"layers": 2, "kernel": 3}, full={"layers": 5, "kernel": 6},
+    "recurrent", rows=("P1",), seconds=(0.2, 0.5), smallest={"layers": 2, "kernel": 3}, full={"layers": 5, "kernel": 6},
     opposite={"attention": True}, try_next=("--layers 6 --kernel 2", "--attention"),
 )  # fmt: skip
 @torch.no_grad()
@@ -145,7 +145,7 @@ def reach_of_convolution(
 
 
 @lab(
-    "recurrent", rows=("P1",), seconds=(12.0, 40.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
+    "recurrent", rows=("P1",), seconds=(5.0, 20.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
     full={"distance": 16, "tokens": 32, "steps": 400}, opposite={"distance": 1},
     try_next=("--distance 2", "--kernel 13 --tokens 24"),
 )  # fmt: skip
