@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from command import error_of, run, run_json
+from command import at_terminal, error_of, run, run_json
 from small_runs import STACK, train_all
 
 from manyheads.data.tables import PairsSpec
@@ -212,6 +212,17 @@ def test_odd_pairs_are_read_from_the_queue_as_they_are(tmp_path):
     queue_pair(path, "a\tb\nc", "d\r\n")
     rows = PairsSpec(path=str(path)).read_rows(path, Counter())
     assert [row[:2] for row in rows] == [*pairs, ("a b c", "d")]
+
+
+def test_a_terminal_asks_for_the_answer(folder):
+    process, master = at_terminal(
+        "ask", folder / "run", STRANGE, "--threshold", "1", "--queue", folder / "typed.tsv", TERM="dumb"
+    )
+    os.write(master, b"Lund\n")
+    process.join(120)
+    os.close(master)
+    assert process.exitcode == 0
+    assert (folder / "typed.tsv").read_text() == f"{STRANGE}\tLund\n"
 
 
 def test_a_new_answer_is_queued_and_learned(folder):
