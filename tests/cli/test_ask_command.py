@@ -5,12 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from command import error_of, run, run_json
+from command import at_terminal, error_of, run, run_json
 from small_runs import STACK, train_all
 
 from manyheads.data.tables import PairsSpec
@@ -182,7 +183,10 @@ def test_a_slow_lookup_ends(tmp_path, monkeypatch):
 
 
 def append_many(path, number):
-    for i in range(200):
+    """In a process of its own, which waits between finding the end of the file and writing there."""
+    seek = os.lseek
+    os.lseek = lambda *arguments: (seek(*arguments), time.sleep(0.001))[0]
+    for i in range(50):
         queue_pair(Path(path), f"Where was {number} {i} born?", "x" * (i % 50 + 1))
 
 
@@ -197,7 +201,7 @@ def test_processes_that_append_at_once_keep_every_pair(tmp_path):
         assert process.exitcode == 0
     rows = [line.split("\t") for line in path.read_text().splitlines()]
     assert sorted(rows) == sorted(
-        [f"Where was {number} {i} born?", "x" * (i % 50 + 1)] for number in range(4) for i in range(200)
+        [f"Where was {number} {i} born?", "x" * (i % 50 + 1)] for number in range(4) for i in range(50)
     )
 
 
@@ -208,6 +212,17 @@ def test_odd_pairs_are_read_from_the_queue_as_they_are(tmp_path):
     queue_pair(path, "a\tb\nc", "d\r\n")
     rows = PairsSpec(path=str(path)).read_rows(path, Counter())
     assert [row[:2] for row in rows] == [*pairs, ("a b c", "d")]
+
+
+def test_a_terminal_asks_for_the_answer(folder):
+    process, master = at_terminal(
+        "ask", folder / "run", STRANGE, "--threshold", "1", "--queue", folder / "typed.tsv", TERM="dumb"
+    )
+    os.write(master, b"Lund\n")
+    process.join(120)
+    os.close(master)
+    assert process.exitcode == 0
+    assert (folder / "typed.tsv").read_text() == f"{STRANGE}\tLund\n"
 
 
 def test_a_new_answer_is_queued_and_learned(folder):

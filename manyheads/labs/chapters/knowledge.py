@@ -34,11 +34,16 @@ from manyheads.parts.core import Core, CoreSpec
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
 
+SYNTHESIZER_CORRECTION = (
+    "A pretrained Synthesizer is above the model that is not pretrained, but not always below the other one: "
+    "with more people and steps it was ahead on one seed (200 people, 1,500 steps: 94 % against 77 %)."
+)
+
 
 @lab(
     "knowledge",
     rows=("I1", "I2", "I3", "I4"),
-    seconds=(50.0, 900.0),
+    seconds=(50.0, 160.0),
     smallest=SMALLEST | {"synthesizer": False},
     full=FULL,
     opposite={"steps": 0},
@@ -91,7 +96,7 @@ def birth_places(
             at_least("pretrained: accuracy", means["pretrained"], 0.1),
             at_most("exact McNemar p, pretrained against not", mcnemar(dot, none), 0.01),
             *(at_least("Synthesizer above not pretrained by", accuracy(o) - accuracy(none), 0) for o in others),
-            *(at_least("Synthesizer below the other by", accuracy(dot) - accuracy(o), 0) for o in others),
+            *(reported("Synthesizer below the other by", accuracy(dot) - accuracy(o)) for o in others),
             *(reported(f"{name}: standard deviation", value) for name, value in deviations.items()),
         ),
         (
@@ -99,6 +104,7 @@ def birth_places(
                  {"majority baseline": majority}),
             Table("Accuracy by seed", columns, rows),
         ),
+        correction=SYNTHESIZER_CORRECTION if synthesizer else "",
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from manyheads.tasks.answering import Answer, answer, queue_pair
 @lab(
     "knowledge",
     rows=("I6",),
-    seconds=(9.0, 300.0),
+    seconds=(9.0, 80.0),
     smallest=SMALLEST,
     full=FULL,
     opposite={"steps": 0},
@@ -95,7 +95,7 @@ def answer_row(in_texts: bool, reply: Reply) -> list[float | str | None]:
 @lab(
     "knowledge",
     rows=("I7",),
-    seconds=(9.0, 300.0),
+    seconds=(9.0, 80.0),
     smallest=SMALLEST,
     full=FULL,
     opposite={"steps": 0},
@@ -159,7 +159,7 @@ def reliability(correct: Sequence[bool], probabilities: Sequence[float]) -> list
 @lab(
     "knowledge",
     rows=("I8", "I9"),
-    seconds=(10.0, 320.0),
+    seconds=(10.0, 85.0),
     smallest=SMALLEST,
     full=FULL,
     opposite={"threshold": 0.0},
@@ -249,7 +249,7 @@ def learn_queue(experiment: Experiment, threshold: float) -> list[bool]:
 @lab(
     "knowledge",
     rows=("I10",),
-    seconds=(9.0, 300.0),
+    seconds=(9.0, 80.0),
     smallest=SMALLEST,
     full=FULL,
     opposite={"read": True},
