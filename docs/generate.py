@@ -345,8 +345,8 @@ def json_outputs() -> str:
 
     introduction = (
         "What `--json` prints: one object on one line, on standard output, with `schema` = 1. The keys below are those "
-        "of real commands. `*` stands for any name, `[]` for each element of a list. `predict` and `score` with many "
-        "texts print one object per line. An error is one object on standard error."
+        "of real commands. `*` stands for any name, `[]` for each element of a list. `predict`, `ask` and `score` with "
+        "many texts print one object per line. An error is one object on standard error."
     )
     meanings = tomllib.loads(MEANINGS.read_text(encoding="utf-8"))
     outputs = real_outputs()
@@ -509,6 +509,7 @@ def real_outputs() -> dict[str, list[Any]]:
             "manyheads train --dry-run": call("train", "copy.toml", "--dry-run"),
             "manyheads compare": call("compare", "copy.toml", "position=none,rope", "--seeds", "2", "-o", "grid"),
             "manyheads predict": predicted,
+            "manyheads ask": call("ask", "copy", "a b", "--max-new-tokens", "2"),
             "manyheads score": [
                 *call("score", "causal", "born in", "--context", "was "),
                 *call("score", "copy", "a b", "--source", "b a"),

@@ -250,6 +250,10 @@ class ChatTemplateError(CheckpointError, code="checkpoint.chat-template"):
     """The chat template fails, refuses the conversation, or needs too much time or memory."""
 
 
+class DatabaseError(ManyheadsError, code="database.invalid", exit_status=4):
+    """A database of answers is no SQLite file, has no table of answers, or needs too much time."""
+
+
 class ExportError(ManyheadsError, code="export.unsupported"):
     """The target format cannot express this model."""
 

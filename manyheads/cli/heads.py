@@ -78,8 +78,9 @@ def heads(
     """Find the heads that follow grammatical relations or fixed patterns.
 
     Of a .conllu file (dependency trees, universaldependencies.org): for each relation, in both directions, the head
-    whose highest weight is most often the linked word, beside the best fixed offset in words, which needs no model. Of
-    a .txt file, one text per line: for each fixed pattern, such as the previous token, the head with the most weight on
+    whose highest weight is most often the linked word, beside the best fixed offset in words, which needs no model. If
+    the file has coreference (Entity=, as in CorefUD), coref links a mention to the one before it in the sentence. Of a
+    .txt file, one text per line: for each fixed pattern, such as the previous token, the head with the most weight on
     it. For a model with one stack and a tokenizer; rows that are too long for it are counted and left out.
 
     Examples: manyheads heads ./bert en_ewt-dev.conllu · manyheads heads ./gpt2 novel.txt --max-rows 200
@@ -108,10 +109,10 @@ def heads(
 
 
 def read_trees(file: Path) -> Sequence[Sequence[Any]]:
-    """Sentences with their heads and relations."""
-    from manyheads.data.conllu import ConlluSpec
+    """Sentences with their heads, relations and links of coreference."""
+    from manyheads.data.conllu import CoreferenceSpec
 
-    return ConlluSpec(path=str(file)).load_file(str(file)).validation
+    return CoreferenceSpec(path=str(file)).load_file(str(file)).validation
 
 
 def read_lines(file: Path) -> list[tuple[str]]:
@@ -127,7 +128,7 @@ def find_relations(rows: Rows, min_count: int) -> list[RelationHead]:
     from manyheads.inspect.dependencies import check_reads_words, relation_heads, tree_links
 
     check_reads_words(rows.checkpoint)
-    sentences = ((text, tree_links(arcs, relations)) for _, (text, arcs, relations) in rows)
+    sentences = ((text, tree_links(arcs, relations) + list(links)) for _, (text, arcs, relations, links) in rows)
     return relation_heads(rows.checkpoint, sentences, min_count=min_count)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -101,10 +102,15 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def append_atomic(path: Path, data: bytes, *, create: bool) -> None:
-    """Appends to a file, all or nothing; without `create`, a deleted file raises instead of being created."""
+    """Appends to a file, all or nothing, also if other processes do; without `create`, a deleted file raises instead.
+
+    The lock is released when the file is closed.
+    """
     # a pipe that nobody reads raises instead of blocking
-    handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | (os.O_CREAT if create else 0), 0o666)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | (os.O_CREAT if create else 0), 0o666)
     try:
+        with suppress(OSError):  # the file system has no file locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
         end = os.lseek(handle, 0, os.SEEK_END)
         if os.write(handle, data) != len(data):
             os.ftruncate(handle, end)

@@ -238,11 +238,11 @@ def share(is_right: Tensor) -> float:
     return float(is_right.double().mean())
 
 
-def wilson(fraction: float, count: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a fraction of `count` trials (Wilson 1927)."""
-    square = CONFIDENCE**2
+def wilson(fraction: float, count: int, deviations: float = CONFIDENCE) -> tuple[float, float]:
+    """The confidence interval of a fraction of `count` trials (Wilson 1927): 95 %, or of other standard deviations."""
+    square = deviations**2
     middle = (fraction + square / (2 * count)) / (1 + square / count)
-    half = CONFIDENCE / (1 + square / count) * math.sqrt(fraction * (1 - fraction) / count + square / (4 * count**2))
+    half = deviations / (1 + square / count) * math.sqrt(fraction * (1 - fraction) / count + square / (4 * count**2))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 

@@ -79,7 +79,7 @@ def encoder_tower(spec: ModelSpec, own: RecurrentSpec) -> Tower:
     tower, size, width = Tower(-1), own.embedding_width, memory_width(own)
     vocab = spec.source_vocab or vocab_of(spec)
     add_embedding(tower, "encoder", own.embed, own.position, size, vocab=vocab, length="M")
-    title = f"{'Bidirectional ' if own.bidirectional else ''}{times(own.layers, own.cell.title)}"
+    title = f"{'Bidirectional ' if own.bidirectional else ''}{times(own.layers, own.cell.encoder.__name__)}"
     tower.add(part_box("encoder.cell", own.cell, [f"{size:,} → {width:,}"], title=title))
     tower.add(text_box("encoder.output", "Encoder States h", shape=shape_of("B", "M", width)))
     return tower

@@ -16,14 +16,16 @@ from manyheads.spec import Tree, merge_trees
 Batch = TypeVar("Batch")
 
 
-def small_model(stack: str = "decoder", *, vocab: int = 16, seed: int = 0, head: Any = "tied", **fields: Any) -> Model:
+def small_model(
+    stack: str = "decoder", *, vocab: int = 16, seed: int = 0, head: Any = "tied", init: Any = "normal", **fields: Any
+) -> Model:
     """A model with one stack: pre-norm, two layers, width 32 and two heads, unless the fields of the stack say more."""
     base: Tree = {
         "layers": 2, "width": 32, "attention": {"kind": "heads", "heads": 2}, "position": "none",
         "mask": {"causal": stack == "decoder"}, "residual": "pre",
         "feedforward": {"kind": "mlp", "hidden": 128},
     }  # fmt: skip
-    return build(read_model({"vocab": vocab, stack: merge_trees(base, fields), "head": head}), seed=seed)
+    return build(read_model({"vocab": vocab, stack: merge_trees(base, fields), "head": head, "init": init}), seed=seed)
 
 
 def fit(

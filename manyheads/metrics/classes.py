@@ -34,10 +34,15 @@ def calibration_error(targets: ArrayLike, probabilities_NC: ArrayLike) -> float:
     The expected calibration error, Guo et al. 2017, arXiv 1706.04599; confidence is the predicted class's probability.
     """
     probabilities = np.asarray(probabilities_NC, np.float64)
-    confidence, correct = probabilities.max(1), probabilities.argmax(1) == np.asarray(targets)
-    bins = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-    gaps = np.bincount(bins, weights=correct - confidence, minlength=BINS)  # |b| · (accuracy − confidence)
-    return float(np.abs(gaps).sum() / len(confidence))
+    return expected_calibration_error(probabilities.argmax(1) == np.asarray(targets), probabilities.max(1))
+
+
+def expected_calibration_error(correct: ArrayLike, confidence: ArrayLike) -> float:
+    """As `calibration_error`, from whether each answer is right, and its confidence."""
+    correct_N, confidence_N = np.asarray(correct, bool), np.asarray(confidence, np.float64)
+    bins = np.clip(np.ceil(confidence_N * BINS).astype(int) - 1, 0, BINS - 1)
+    gaps = np.bincount(bins, weights=correct_N - confidence_N, minlength=BINS)  # |b| · (accuracy − confidence)
+    return float(np.abs(gaps).sum() / len(confidence_N))
 
 
 def confusion_matrix(targets: ArrayLike, predictions: ArrayLike, classes: int) -> NDArray[np.int64]:

@@ -55,11 +55,12 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
         raise UsageError(f"length is {length}, expected at most {MAX_RECURRENT_LENGTH} for a recurrent network")
     inputs, source = dummy_inputs(spec, batch, length, source_length)
     activations = saved_bytes(model, inputs, source)
-    with torch.device("meta"), torch.no_grad(), MultiplyAdds(model.eval()) as multiply_adds:
-        state = final_state(model, inputs, source)
-    parameters = Counter[str]()
+    by_module, state = count_multiply_adds(model, inputs, source)
+    parameters, multiply_adds = Counter[str](), Counter[str]()
     for path, parameter in model.named_parameters():
         parameters[part_of(path)] += parameter.numel()
+    for path, count in by_module.items():
+        multiply_adds[part_of(path)] += count
     weights = BYTES * parameters.total()
     return Size(
         parameters=parameters.total(),
@@ -67,13 +68,20 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
         batch=batch,
         length=length,
         source_length=source.length if source else None,
-        multiply_adds=multiply_adds.by_part.total(),
-        multiply_adds_by_part=dict(multiply_adds.by_part),
+        multiply_adds=multiply_adds.total(),
+        multiply_adds_by_part=dict(multiply_adds),
         weights_bytes=weights,
         activation_bytes=activations,
         training_bytes=4 * weights + activations,
         cache_bytes=None if state is None else state_bytes(state),
     )
+
+
+def count_multiply_adds(model: Model, inputs: Inputs, source: Inputs | None) -> tuple[Counter[str], Any]:
+    """The multiply–adds of each module in a forward pass on the meta device, and the decoding state after it."""
+    with torch.device("meta"), torch.no_grad(), MultiplyAdds(model.eval()) as multiply_adds:
+        state = final_state(model, inputs, source)
+    return multiply_adds.by_module, state
 
 
 def saved_bytes(model: Model, inputs: Inputs, source: Inputs | None) -> int:
@@ -117,11 +125,11 @@ def part_of(path: str) -> str:
 
 
 class MultiplyAdds(TorchDispatchMode):
-    """Counts multiply–adds with torch's formulas. Each product counts for the part of the innermost running module."""
+    """Counts multiply–adds with torch's formulas. Each product counts for the innermost running module."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.by_part, self.running = Counter[str](), list[str]()
+        self.by_module, self.running = Counter[str](), list[str]()
         for path, module in model.named_modules():
             module.register_forward_pre_hook(in_this_thread(partial(self._enter, path)))
             module.register_forward_hook(in_this_thread(self._leave))
@@ -135,7 +143,7 @@ class MultiplyAdds(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if formula := flop_registry.get(func.overloadpacket):
-            self.by_part[part_of(self.running[-1])] += formula(*args, **(kwargs or {}), out_val=out) // 2
+            self.by_module[self.running[-1]] += formula(*args, **(kwargs or {}), out_val=out) // 2
         return out
 
 

@@ -15,7 +15,7 @@ from manyheads.model.stepwise import StepwiseModel
 from manyheads.parts.inputs import Inputs, Memory, check_not_packed, input_positions, next_position, tokens_first
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
-from manyheads.parts.recurrent import Cell
+from manyheads.parts.recurrent import Past
 from manyheads.spec import locate_errors
 
 
@@ -28,6 +28,7 @@ class RecurrentState(State):
     position: Tensor | None = None  # None means 0
     memory: Memory | None = None
     keys: Tensor | None = None  # the keys of the memory, computed once per source
+    past: Past | None = None  # all states so far, if the cells read them
 
 
 class Encoder(nn.Module):
@@ -78,7 +79,8 @@ class Recurrent(StepwiseModel[RecurrentState]):
         super().__init__()
         assert spec.recurrent is not None
         self.spec, backbone = spec, spec.recurrent
-        self.cell_states, self.layers, self.width = backbone.cell.states, backbone.layers, backbone.width
+        self.cell_states, self.reads_past = backbone.cell.states, backbone.cell.reads_past
+        self.layers, self.width = backbone.layers, backbone.width
         size = backbone.embedding_width
         memory_width = backbone.width * (2 if backbone.bidirectional else 1) if backbone.source else 0
         context = memory_width if backbone.attention else 0
@@ -90,10 +92,11 @@ class Recurrent(StepwiseModel[RecurrentState]):
             self.core = (
                 backbone.core.build(1, backbone.width, memory_width) if backbone.source and backbone.attention else None
             )
-        self.cells = nn.ModuleList(
-            Cell(backbone.cell, size + context if i == 0 else backbone.width, backbone.width)
-            for i in range(backbone.layers)
-        )
+        with locate_errors("recurrent", "cell"):
+            self.cells = nn.ModuleList(
+                backbone.cell.build_cell(size + context if i == 0 else backbone.width, backbone.width)
+                for i in range(backbone.layers)
+            )
         self.readout = backbone.readout.build(backbone.width, size, context)
         self.dropout = nn.Dropout(backbone.dropout)
         with locate_errors("head"):
@@ -134,28 +137,30 @@ class Recurrent(StepwiseModel[RecurrentState]):
         if cells is None:
             cells = e_BLD.new_zeros(len(e_BLD), self.layers, self.cell_states * self.width)
         check_batch(cells, inputs.batch_size)
+        past = state.past or (Past.of(cells) if self.reads_past else None)
         for i in range(inputs.length):
             context = self.attend(cells, index[:, i : i + 1], state)
-            new_cells = self.run_cells(torch.cat((e_BLD[:, i], context), dim=-1), cells)
+            new_cells = self.run_cells(torch.cat((e_BLD[:, i], context), dim=-1), cells, past)
             # padding does not change the state
             previous, cells = cells, torch.where(is_token[:, i, None, None], new_cells, cells)
+            past = past and past.append(cells, ~is_token[:, i])
             outputs.append(self.readout(self.output(cells), self.output(previous), e_BLD[:, i], context))
         h_BLD = self.dropout(torch.stack(outputs, dim=1))
         logits = self.head(h_BLD, table=self.table, padding_mask=inputs.padding_mask)
         position = next_position(index, inputs.padding_mask)
         if state.position is not None:
             position = torch.where(is_token.any(dim=1, keepdim=True), position, state.position)
-        return logits, replace(state, cells=cells, position=position)
+        return logits, replace(state, cells=cells, position=position, past=past)
 
     def output(self, cells: Tensor) -> Tensor:
         """The output of the last layer of cells."""
         return cells[:, -1, : self.width]
 
-    def run_cells(self, x_BD: Tensor, cells: Tensor) -> Tensor:
+    def run_cells(self, x_BD: Tensor, cells: Tensor, past: Past | None) -> Tensor:
         """Runs all layers of cells on one token."""
         states = []
         for layer, cell in enumerate(self.cells):
-            states.append(cell(x_BD, cells[:, layer]))
+            states.append(cell(x_BD, cells[:, layer], past and past.layer(layer)))
             x_BD = self.dropout(states[-1][:, : self.width])
         return torch.stack(states, dim=1)
 

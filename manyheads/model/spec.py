@@ -19,7 +19,7 @@ from manyheads.parts.head import HeadSpec, TiedHeadSpec
 from manyheads.parts.mask import MaskSpec
 from manyheads.parts.norm import LayerNormSpec, NormSpec
 from manyheads.parts.position import NoPositionSpec, PositionSpec
-from manyheads.parts.recurrent import CellSpec, GruSpec, ReadoutSpec, StateReadoutSpec
+from manyheads.parts.recurrent import CellSpec, GruSpec, ReadoutSpec, StateReadoutSpec, check_scores_vectors
 from manyheads.parts.residual import PreSpec, ResidualSpec
 from manyheads.spec import (
     Spec,
@@ -228,12 +228,8 @@ class RecurrentSpec(Spec):
                 f"use none, sinusoidal or learned",
                 ("position",),
             )
-        if (self.core.query_source, self.core.key_source) != ("head", "head"):
-            raise IncompatibleError(
-                f"'{self.core.kind}' replaces projections, and a recurrent network has no projections; "
-                f"use additive, bilinear, projected or dot",
-                ("core",),
-            )
+        with locate_errors("core"):
+            check_scores_vectors(self.core)
         with locate_errors("position"):
             self.position.token_width(self.embedding_width)
         if self.embed.reads != "tokens" or self.embed.shares_table:

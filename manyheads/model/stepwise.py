@@ -15,7 +15,7 @@ State = TypeVar("State")
 
 
 class StepwiseModel(nn.Module, Generic[State]):
-    """A model whose state has a fixed size. `forward` works with any head, `start` and `step` with one per token."""
+    """A model without key/value caches. `forward` works with any head, `start` and `step` with one per token."""
 
     spec: ModelSpec
 
@@ -32,7 +32,7 @@ class StepwiseModel(nn.Module, Generic[State]):
         return logits if logits_to_keep is None else logits[logits_to_keep]
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> State:
-        """The state before the first token. `capacity` has no effect, because the state has a fixed size."""
+        """The state before the first token. `capacity` has no effect, because no memory is reserved."""
         check_capacity(capacity)
         check_can_generate(self)
         return self.first_state(source)

@@ -6,6 +6,7 @@ K head size, F feed-forward size, V vocabulary.
 
 from manyheads.parts import (
     attention,
+    convolution,
     core,
     embed,
     feedforward,
@@ -22,6 +23,7 @@ from manyheads.parts import (
 
 __all__ = [
     "attention",
+    "convolution",
     "core",
     "embed",
     "feedforward",

@@ -53,6 +53,18 @@ def test_j1_the_head_from_prefer_to_flight_is_found(folder):
     assert found["nsubj"]["accuracy"] < 1.0 or found["nsubj"]["head"] != 0
 
 
+def test_p10_coreference_of_the_file_is_measured_too(folder):
+    text = (folder / "trees.conllu").read_text()
+    lines = [
+        line[:-1] + "Entity=(e1)" if "\tflight\t" in line or "\tmorning\t" in line else line
+        for line in text.split("\n")
+    ]
+    (folder / "coreference.conllu").write_text("\n".join(lines).replace("flight\t_\t_", "flight\t_\tPRON"))
+    found = run_json("heads", folder / "model", folder / "coreference.conllu", "--min-count", "1")["relations"]
+    links = {one["relation"]: (one["count"], one["offset"], one["offset_accuracy"]) for one in found}
+    assert links["coref"] == links["coref:pron"] == (3, -1, 1.0)
+
+
 def test_the_table_has_a_row_per_relation_that_is_frequent_enough(folder):
     trees = folder / "trees.conllu.gz"
     trees.write_bytes(gzip.compress((folder / "trees.conllu").read_bytes()))

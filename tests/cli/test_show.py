@@ -7,7 +7,6 @@ import tomllib
 
 import pytest
 from command import error_of, run, run_json
-from published import PARAMETERS
 from rich.cells import cell_len
 from small_checkpoints import folder_of
 from small_runs import described, train_all
@@ -16,6 +15,7 @@ import manyheads
 from manyheads import presets, read_model
 from manyheads.cli.show import entries_of_kind, list_parts
 from manyheads.inspect.describe import describe_preset
+from manyheads.labs.chapters.families import PARAMETERS
 from manyheads.spec import SLOTS, to_tree
 from manyheads.training import run as _run  # noqa: F401  (fills the slots)
 

@@ -25,6 +25,7 @@ SETTINGS = {
         "argmax": [{}, {"heads": [1]}],
         "synthesizer-dense": [{"length": 64}],
         "synthesizer-random": [{"length": 64}],
+        "convolution": [{"kernel": 2}, {"kernel": 4, "dropout": 0.3}],
     },
     "position": {
         "sinusoidal": [
@@ -90,7 +91,7 @@ SETTINGS = {
         ],
         "vector": [{}, {"pool": "mean", "normalize": True}],
     },
-    "cell": {},
+    "cell": {"lstmn": [{}, {"core": {"kind": "bilinear"}}]},
     "readout": {"maxout": [{"size": 6}]},
     "init": {},
 }

@@ -1,4 +1,4 @@
-"""Published configs of widely used checkpoints, long lists shortened, and published numbers of parameters."""
+"""Published configs of widely used checkpoints, long lists shortened."""
 
 from __future__ import annotations
 
@@ -268,25 +268,3 @@ PUBLISHED = {
        "decoder_num_attention_heads": 16, "decoder_num_hidden_layers": 8, "mask_ratio": 0.75, "model_type": "vit_mae",
        "norm_pix_loss": False},
 }  # fmt: skip
-PARAMETERS = {
-    "gpt2": 124_439_808,
-    "gpt2-medium": 354_823_168,
-    "gpt2-large": 774_030_080,
-    "gpt2-xl": 1_557_611_200,
-    "bert-base": 109_482_240,
-    "bert-large": 335_141_888,
-    "roberta-base": 124_645_632,
-    "distilbert": 66_362_880,
-    "albert-base-v2": 11_683_584,
-    "pythia-70m": 70_426_624,
-    "pythia-410m": 405_334_016,
-    "pythia-6.9b": 6_857_302_016,
-    "llama-7b": 6_738_415_616,
-    "llama-2-7b": 6_738_415_616,
-    "llama-3-8b": 8_030_261_248,
-    "mistral-7b": 7_241_732_096,
-    "gpt-j-6b": 6_050_882_784,
-    "phi-2": 2_779_683_840,
-    "t5-small": 60_506_624,
-    "bart-base": 139_420_416,
-}

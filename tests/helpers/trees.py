@@ -19,3 +19,10 @@ SHE = [
     ("4.1", "ghost", "_"),
     ("5", "10 000", "2", "obj"),
 ]
+
+
+def with_entities(*words):
+    """A sentence whose words have a part of speech and coreference brackets: id, word, tag, head, brackets."""
+    cells = ((id_, word, "_", tag, "_", "_", head, "dep", "_", f"SpaceAfter=No|Entity={entity}" if entity else "_")
+             for id_, word, tag, head, entity in words)  # fmt: skip
+    return "\n".join(map("\t".join, cells)) + "\n\n"

@@ -6,8 +6,6 @@ Tolerances: float64 1e-10, float32 1e-5, unless the row says otherwise.
 from __future__ import annotations
 
 import json
-import math
-import string
 from itertools import pairwise
 
 import kinds
@@ -17,37 +15,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kinds import LENGTH, choices, kind_id, random_model, tokens
-from raising import raises
-from small_attention import make_mask, plain, positions, seeds
+from small_attention import make_mask, positions, seeds
 from small_runs import train_and_evaluate
 from torch.utils._python_dispatch import TorchDispatchMode
 from trivial_losses import mean_of, unigram_entropy
 
-from manyheads import Checkpoint, Inputs, build, predict, read_model
-from manyheads.data.attention_targets import targets_from_arcs
+from manyheads import Checkpoint, Inputs, read_model
 from manyheads.data.builtin import BiographiesSpec, functions_of, stdlib
-from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.labs.loops import find_loop, ngram_successor
-from manyheads.model.recording import RecordedAttention, record
-from manyheads.parts.core import DotSpec, inverse_root
+from manyheads.model.recording import RecordedAttention
+from manyheads.parts.core import DotSpec
 from manyheads.parts.mask import MaskSpec
-from manyheads.parts.statistics import entropy
 from manyheads.tasks.auxiliary import (
     AttentionLayer,
     AuxiliaryLossSpec,
     RecordedQueries,
     loss_with_auxiliary,
-    total_loss,
 )
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, SpecialTokens
 from manyheads.tasks.images import MaeSpec
-from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec
-from manyheads.tasks.task import TaskSpec
+from manyheads.tasks.language import CausalSpec, MaskedSpec
 from manyheads.training.evaluator import evaluate
 from manyheads.training.loop import train_events
 from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
-from manyheads.training.suggest import choose_architecture
 
 # --------------------------------------------------------------------------------------------------- H: objectives
 
@@ -118,22 +109,6 @@ def test_h2_h3_masked_patches_differ_by_their_positions_alone():
     assert torch.pdist(outputs["none"]).max() <= 1e-6
 
 
-def test_h4_a_quarter_of_an_infilled_text_is_missing():
-    """prefix M suffix M content: how much is content; that the parts give the text back is tested in tests/tasks."""
-    rng, special, text = np.random.default_rng(0), SpecialTokens(vocab_size=1000), np.arange(5, 905)
-    shares, lengths = [], []
-    for _ in range(400):
-        batch = InfillSpec(block_size=128).batch([(text,)] * 8, special, rng)
-        for row in batch.targets.tolist():
-            real = [token for token in row if token != IGNORE_INDEX]
-            _, second = (i for i, token in enumerate(real) if token == special.mask)
-            assert set(row[len(real) :]) <= {IGNORE_INDEX}, "padding is not in the loss"
-            lengths.append(len(real) - 3)
-            shares.append((len(real) - second - 2) / lengths[-1])
-    assert np.mean(shares) == pytest.approx(0.25, rel=0.02)
-    assert (min(lengths), max(lengths)) == (4, 112)
-
-
 def test_h5_pretraining_needs_one_plain_text_file(tmp_path):
     """No labels: the loss falls below the unigram entropy in a few seconds."""
     path = tmp_path / "novel.txt"
@@ -147,17 +122,6 @@ def test_h5_pretraining_needs_one_plain_text_file(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------- K: temperature
-
-
-def test_k1_k2_attention_and_the_head_have_one_temperature():
-    assert DotSpec().build(1, 64, 64).scale == inverse_root(64) == 1 / 8
-    model = build(
-        read_model({"vocab": 500, "decoder": {"width": 64}, "head": {"kind": "tied", "logit_scale": "inverse-sqrt"}})
-    )
-    h, table = torch.randn(1, 400, 64), torch.randn(500, 64)
-    logits = model.head(h, table=table, padding_mask=None)
-    assert logits.mean().item() == pytest.approx(0, abs=0.05)
-    assert logits.var().item() == pytest.approx(1, rel=0.05)
 
 
 @given(vocab=st.integers(2, 7), seed=seeds, end=st.booleans())
@@ -178,26 +142,6 @@ def test_k6_zero_temperature_loops(vocab, seed, end):
     bigrams = list(pairwise(text))
     assert len(set(bigrams[: vocab**2 + 1])) < vocab**2 + 1, "V² + 1 bigrams cannot all differ"
     assert all(text[i] == text[i + loop.period] for i in range(loop.prefix + ends, len(text) - loop.period))
-
-
-def test_k7_loops_of_a_transformer_are_reported_and_rarer_at_a_higher_temperature():
-    """What was seen in 40 tokens, and no proof: a transformer reads all tokens before the next one."""
-    words = [2 * letter for letter in string.ascii_lowercase]
-    tokenizer = TokenizerSpec.choose("words").make([" ".join(words)])
-    spec = kinds.decoder(position="sinusoidal").replace(vocab=tokenizer.get_vocab_size())
-    checkpoint = Checkpoint(random_model(spec, seed=2), tokenizer)
-    shares = {}
-    for temperature in (0.0, 1.0, 4.0):
-        settings = {"max_new_tokens": 40, "temperature": temperature, "suppress_tokens": list(SpecialTokens().all_ids)}
-        results = predict(checkpoint, words, loops=True, **settings)
-        found = [(one["generated"].split(), one["loop"]) for one in results if one["loop"] is not None]
-        shares[temperature] = len(found) / len(results)
-        for output, loop in found:
-            rest, period = output[loop["prefix"] :], loop["period"]
-            assert rest[:period] == loop["text"].split()
-            assert rest[:-period] == rest[period:]
-            assert len(rest) // period == loop["repeats"] >= 2
-    assert shares[0.0] > shares[4.0], shares
 
 
 # --------------------------------------------------------------------------------------------------- J: loss shaping
@@ -222,55 +166,6 @@ def decoder_with(query, **changes):
             if ".attention.query." in name:
                 parameter.mul_(query)
     return model
-
-
-def test_j1_a_head_can_be_a_dependency_relation():
-    text, heads, labels = "I prefer the morning flight", [1, -1, 4, 4, 1], ["nsubj", "root", "det", "nmod", "dobj"]
-    words = text.split()
-    tokenizer = TokenizerSpec.choose("words").make([text])
-
-    def target(**options):
-        (links,) = targets_from_arcs([text], [heads], [labels], tokenizer, **options)
-        matrix = torch.zeros(5, 5)
-        matrix[tuple(torch.from_numpy(links).T)] = 1.0
-        return matrix
-
-    parse = target(toward="head", relation=None)
-    assert parse.sum(1).tolist() == [1.0] * 5, "one head per word: one-hot in every row"
-    assert parse[words.index("flight"), words.index("prefer")] == 1
-    dobj = target(toward="dependents", relation="dobj")
-    assert dobj[words.index("prefer")].tolist() == [float(word == "flight") for word in words]
-    assert dobj.sum() == 1, "only prefer has a direct object"
-
-
-def test_j2_focus_is_the_mean_entropy():
-    ids, focus = tokens(length=LENGTH), {"kind": "focus"}
-    uniform = mean_of(loss_with(decoder_with(0.0), ids, focus).terms["focus"])
-    assert uniform == pytest.approx(sum(math.log(t) for t in range(1, LENGTH + 1)) / LENGTH, abs=1e-10)
-    core, q = plain(3), torch.zeros(1, 1, 7, 3, dtype=torch.float64)
-    without_mask = entropy(core, q, q, mask=make_mask(7, 7), positions=positions(7, 7))
-    torch.testing.assert_close(without_mask, torch.full((1, 1, 7), math.log(7), dtype=torch.float64))
-    assert mean_of(loss_with(decoder_with(1e5), ids, focus).terms["focus"]) == pytest.approx(0.0, abs=1e-6), "one-hot"
-    model = decoder_with(1.0)
-    with record(model) as attentions:
-        model(ids)
-    alpha = torch.stack([one.weights() for one in attentions])  # L×B×K×T×T
-    entropies = (alpha * -torch.where(alpha > 0, alpha, 1.0).log()).sum((0, 2, 3, 4))
-    expected = entropies / (alpha.shape[2] * LENGTH * len(attentions))
-    term = loss_with(model, ids, focus).terms["focus"]
-    assert mean_of(term) == pytest.approx(float(expected.mean().detach()), abs=1e-10)
-    (term.sum / term.count).backward()
-    for name, parameter in model.named_parameters():
-        if ".attention.query.weight" in name or ".attention.key.weight" in name:
-            with torch.no_grad():
-                step = 1e-6 * torch.randn_like(parameter).sign()
-                values = []
-                for sign in (1, -1):
-                    parameter.add_(sign * step)
-                    values.append(mean_of(loss_with(model, ids, focus).terms["focus"]))
-                    parameter.sub_(sign * step)
-            slope = float((parameter.grad * step).sum())
-            assert (values[0] - values[1]) / 2 == pytest.approx(slope, rel=1e-4, abs=1e-13)
 
 
 @pytest.mark.parametrize("core", choices("core"), ids=kind_id)
@@ -300,29 +195,6 @@ def test_j3_near_costs_at_most_l_max_per_row(length, max_cost, seed, sharp):
     torch.manual_seed(seed)
     core, q, k = DotSpec().build(1, 2, 2), torch.randn(1, 1, length, 2), torch.randn(1, 1, length, 2)
     assert 0 <= near_cost(core, sharp * q, k, max_cost=max_cost, causal=True) <= max_cost * length * (1 + 1e-6)
-
-
-def test_j3_attending_to_oneself_costs_nothing_and_an_outlier_at_most_l_max():
-    q = 100 * torch.eye(64, dtype=torch.float64)[None, None]
-
-    def cost(first, second):
-        k = q.clone()
-        k[0, 0, [first, second]] = k[0, 0, [second, first]]  # these two attend to each other
-        return near_cost(plain(64), q, k, max_cost=50.0)
-
-    assert cost(0, 0) == 0.0
-    assert cost(0, 63) == 2 * 50.0
-    assert cost(5, 6) == 2 * 1.0
-
-
-def test_j4_the_total_is_the_loss_and_its_terms():
-    ids, model = tokens(), decoder_with(1.0)
-    term = {"kind": "focus", "weight": 0.3}
-    loss = loss_with(model, ids, term)
-    counts = {"focus": loss.terms["focus"].count}
-    total = total_loss(loss, loss.count, [AuxiliaryLossSpec.choose(term)], counts)
-    torch.testing.assert_close(total, loss.sum / loss.count + 0.3 * loss.terms["focus"].sum / counts["focus"])
-    assert mean_of(loss) == pytest.approx(mean_of(loss_with(model, ids)), abs=0), "the loss of the task is the same"
 
 
 def test_j4_lambda_is_comparable_over_sizes_if_the_reduction_is_a_mean():
@@ -440,19 +312,3 @@ def test_o4_trained_vectors_retrieve_better_than_chance(tmp_path):
     assert report["documents"] > 3 * report["rows"], "documents of the training set are ranked too"
     assert model["mrr@10"] > 3 * chance["mrr@10"]
     assert model["recall@10"] > 3 * chance["recall@10"]
-
-
-@pytest.mark.parametrize(
-    ("task", "architecture"),
-    [
-        ("summarise", "encoder-decoder"), ("translate", "encoder-decoder"), ("classify", "encoder"),
-        ("retrieval", "encoder"), ("causal", "decoder"), ("mae", "encoder-decoder"),
-    ],
-)  # fmt: skip
-def test_o5_a_task_has_a_default_architecture(task, architecture):
-    spec = TaskSpec.kinds[task]
-    assert choose_architecture(spec, None) == architecture
-    for other in spec.architectures:
-        assert choose_architecture(spec, other.replace("–", "-")) == other
-    with raises("usage.argument", architecture, "sideways"):
-        choose_architecture(spec, "sideways")

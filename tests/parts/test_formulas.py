@@ -155,6 +155,22 @@ def test_fused_argmax_dense_and_random_cores_are_their_formulas():
     close(weights, softmax_rows(lambda h, i, j: float(core.table[h, i, j]), 5, 7))
 
 
+@formula("core", "convolution")
+@pytest.mark.parametrize("kernel", [1, 2, 3])
+def test_a_convolution_is_a_normalised_kernel_over_the_neighbours(kernel):
+    core, _, _, weights = core_weights(
+        CoreSpec.choose({"kind": "convolution", "kernel": kernel}), query_size=0, key_size=0
+    )
+
+    def score(h, i, j):
+        return float(core.table[h, j - i + kernel - 1]) if abs(i - j) < kernel else -math.inf
+
+    close(weights, softmax_rows(score, 5, 7))
+    q, k = torch.empty(1, 2, 9, 0, **FLOAT64), torch.empty(1, 2, 2, 0, **FLOAT64)
+    far = core.weights(q, k, mask=Mask(9, 2, q.device), positions=positions(9, 2))
+    close(far[0, :, 8], torch.tensor([[0.0, 1.0]] * 2, **FLOAT64))  # no neighbour: the nearest key instead
+
+
 # ------------------------------------------------------------------------------------------------------ positions
 
 
@@ -472,6 +488,31 @@ def test_a_recurrent_step_is_context_cell_readout_and_head(cell, readout):
         else:
             y = model.readout.project(torch.cat((before, e, context))).reshape(6, 2).max(-1).values
         close(logits, y @ model.head.output.weight.T)
+
+
+@formula("cell", "lstmn")
+def test_a_cell_that_attends_to_its_past_is_an_lstm_on_the_mean_of_all_earlier_states():
+    """Cheng et al. 2016, equations 5 to 10, with the state before the first token as one of them."""
+    cell = {"kind": "lstmn", "core": {"kind": "additive", "size": 3}}
+    model = random_model(read_model({"vocab": 9, "recurrent": {"width": 4, "cell": cell, "source": False}}))
+    ids, own = tokens(1, 5, vocab=9), model.cells[0]
+    past, summary = torch.zeros(1, 8, **FLOAT64), torch.zeros(4, **FLOAT64)
+    with record(model) as tape:
+        out = model(ids)[0]
+    for t, logits in enumerate(out):
+        x = model.embed.table(ids[0, t])
+        hidden = torch.tanh(
+            torch.cat((x, summary)) @ own.core.query_weight[0] + past[:, :4] @ own.core.key_transform.weight[0]
+        )
+        weights = torch.softmax(hidden @ own.core.score_weight[0, :, 0], dim=0)
+        close(tape.calls("cells.0")[t].weights()[0, 0, 0], weights)
+        summary, c = (weights @ past).split(4)
+        gates = own.cell.weight_ih @ x + own.cell.bias_ih + own.cell.weight_hh @ summary + own.cell.bias_hh
+        i, f, g, o = gates.split(4)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        past = torch.cat((past, torch.cat((h, c))[None]))
+        close(logits, h @ model.table.T)
 
 
 def test_the_ngram_network_is_its_formula():

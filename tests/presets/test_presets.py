@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from published import PARAMETERS, PUBLISHED
+from published import PUBLISHED
 
 from manyheads import presets, read, read_model
 from manyheads.convert.families import get_family
 from manyheads.convert.match import canonical, differences
+from manyheads.labs.chapters.families import PARAMETERS
 from manyheads.spec import to_tree
 
 # a preset, the published config it must agree with, and the architecture if the preset has another head

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.labs.figures import Heatmap, Lines
-from manyheads.labs.finding import Finding, at_least, at_most, is_true, near, reported
+from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.lab import check_choice, lab
 from manyheads.labs.plain import attend, attention_weights, head_context, plain_core
 from manyheads.parts.core import DotSpec
@@ -154,24 +154,28 @@ def averaging(
     softmax never gives the exact mean, but it comes as near as one likes.
     """
     k, v = orthonormal(keys, keys + 5), torch.randn(keys, 5, dtype=torch.float64)
-    subset = torch.randperm(keys)[:chosen]
+    order = torch.randperm(keys)
 
-    def weights(s: float) -> Tensor:
-        return attention_weights(s * k[subset].sum(0, keepdim=True), k)[0]
+    def query(s: float, m: int) -> Tensor:
+        return s * k[order[:m]].sum(0, keepdim=True)
 
-    def formula(s: float) -> float:
-        return 1 / (chosen + (keys - chosen) * math.exp(-s))
+    def weights(s: float, m: int) -> Tensor:
+        return attention_weights(query(s, m), k)[0, order[:m]]
 
-    error = max(float((weights(s)[subset] - formula(s)).abs().max()) for s in grow(strength))
-    output = attend(strength * k[subset].sum(0, keepdim=True), k, v)[0]
+    def formula(s: float, m: int) -> float:
+        return 1 / (m + (keys - m) * math.exp(-s))
+
+    cases = [(s, m) for s in grow(strength) for m in range(1, keys + 1)]
+    error = max(float((weights(s, m) - formula(s, m)).abs().max()) for s, m in cases)
+    distance = (attend(query(strength, chosen), k, v)[0] - v[order[:chosen]].mean(0)).norm()
     curves = {
-        "measured": [(s, float(weights(s)[subset[0]])) for s in grow(strength)],
-        "formula": [(s, formula(s)) for s in grow(strength)],
+        "measured": [(s, float(weights(s, chosen)[0])) for s in grow(strength)],
+        "formula": [(s, formula(s, chosen)) for s in grow(strength)],
     }
     return Finding(
         (
-            at_most("largest difference of a weight from the formula", error, 1e-6),
-            at_most("distance between the output and the mean", (output - v[subset].mean(0)).norm(), 1e-6),
+            at_most("largest difference of a weight from the formula, for every m", error, 1e-6),
+            at_most(f"distance between the output and the mean, m = {chosen}", distance, 1e-6),
         ),
         (Lines("Weight of each chosen key", "s", "weight", curves, {f"1/{chosen}": 1 / chosen}),),
     )
@@ -200,7 +204,7 @@ def histogram(places: Tensor, bins: int = 21) -> list[tuple[float, float]]:
     return [(-0.025 + (i + 0.5) * width, float(share)) for i, share in enumerate(counts)]
 
 
-@lab("attention", rows=("A7", "A8", "A9"), errata=("E8",), seconds=(0.3, 2), smallest={"draws": 4000},
+@lab("attention", rows=("A7", "A8", "A9"), errata=("E8",), seconds=(0.3, 3), smallest={"draws": 4000},
      full={"draws": 200_000}, opposite={"heads": 1}, try_next=("--variance 0.01", "--strength 10"))  # fmt: skip
 def noisy_key_norms(
     *,
@@ -245,4 +249,65 @@ def noisy_key_norms(
         (Lines("Where the output lies between v_a (0) and v_b (1)", "place", "share of draws", curves),),
         correction="The answers in the document are vague: the output of one head swings between v_a and v_b, and that "
         "of two heads stays at their mean.",
+    )
+
+
+# ---------------------------------------------------------------------------------------- what a score is made of
+
+
+@lab("attention", rows=("A20",), seconds=(0.1, 0.1), opposite={"own": True}, try_next=("--heads 8", "--heads 8 --own"))
+def naive_heads(
+    *,
+    heads: Annotated[int, "number of heads"] = 4,
+    own: Annotated[bool, "whether each head has matrices of its own"] = False,
+    seed: int = 0,
+) -> Finding:
+    """Heads that compare tokens by the plain inner product are all the same head.
+
+    The score x_i·x_j has no parameters, so nothing tells one head from another, and K heads cost K times as much as one
+    for one and the same matrix. With W_Q and W_K of its own, a head compares x_iᵀ W_Qᵀ W_K x_j, and each can look for
+    something else. An output layer needs no such matrix: there is one of it, and both of its vectors are learned.
+    """
+    x = torch.randn(1, 1, 5, 8).expand(-1, heads, -1, -1)
+    q, k = (x @ torch.randn(heads, 8, 8) if own else x for _ in range(2))
+    mask, positions = head_context(x[0, 0], x[0, 0], False)
+    weights = DotSpec().build(heads, 8, 8).weights(q, k, mask=mask, positions=positions)[0]
+    return Finding(
+        (equals("largest difference between two heads", float((weights - weights[:1]).abs().max()), 0),),
+        tuple(Heatmap(f"Head {i + 1}", weights[i].tolist()) for i in range(min(heads, 2))),
+    )
+
+
+@lab("attention", rows=("A21",), errata=("E4",), seconds=(0.1, 0.1), opposite={"normalized": False},
+     try_next=("--strength 0", "--strength 10"))  # fmt: skip
+def bias_as_factor(
+    *,
+    strength: Annotated[float, "standard deviation of the biases"] = 1.0,
+    normalized: Annotated[bool, "whether the products are divided by their sum"] = True,
+    seed: int = 0,
+) -> Finding:
+    """A bias that is added to a score multiplies the weight by e^π, before the normalisation.
+
+    exp(q·k + π) = exp(q·k) exp(π), so a learned bias for each offset is a factor that says how much near and far tokens
+    count. It is a factor of the weights before they are divided by their sum. Without that sum, as the document prints
+    it, the rows do not sum to 1, and the output is no mean of the values.
+    """
+    q, k = torch.randn(2, 5, 8, dtype=torch.float64)
+    bias = strength * torch.randn(5, 5, dtype=torch.float64)
+    weights = attention_weights(q, k, bias_LM=bias)
+    products = (q @ k.T).exp() * bias.exp()
+    printed = products.sum(-1)
+    factored = products / products.sum(-1, keepdim=True) if normalized else products
+    return Finding(
+        (
+            at_most("largest difference between bias and factor", (weights - factored).abs().max(), 1e-6),
+            at_least("as printed: largest difference of a row sum from 1", (printed - 1).abs().max(), 0.1),
+        ),
+        (
+            Heatmap("Biases π", bias.tolist()),
+            Heatmap("Weights without bias", attention_weights(q, k).tolist()),
+            Heatmap("Weights with bias", weights.tolist()),
+        ),
+        correction="The formula in the document lacks the denominator: Σ_j e^π e^{q·k} v_j must be divided by "
+        "Σ_j e^π e^{q·k}.",
     )

@@ -1,4 +1,4 @@
-"""Attention of whole sequences as products of matrices: shapes, projections, biases, and one matrix instead of two."""
+"""Attention of whole sequences as products of matrices: shapes, projections, and one matrix instead of two."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def descend(x: Tensor, targets: Tensor, starts: int, steps: int, progress: OnPro
     return torch.stack(losses)
 
 
-@lab("attention", rows=("A10", "A11", "P12"), seconds=(2, 6), smallest={"steps": 800},
+@lab("attention", rows=("A10", "A11", "P12"), seconds=(2, 9), smallest={"steps": 800},
      full={"steps": 5000, "starts": 200}, opposite={"projected": False},
      try_next=("--beta 2", "--steps 100"))  # fmt: skip
 def query_key_value(
@@ -246,64 +246,6 @@ def parts_map(title: str, outputs: Tensor, u: Tensor) -> Heatmap:
 
 
 # -------------------------------------------------------------------------------------------- parameters of the scores
-
-
-@lab("attention", rows=("A20",), seconds=(0.1, 0.1), opposite={"own": True}, try_next=("--heads 8", "--heads 8 --own"))
-def naive_heads(
-    *,
-    heads: Annotated[int, "number of heads"] = 4,
-    own: Annotated[bool, "whether each head has matrices of its own"] = False,
-    seed: int = 0,
-) -> Finding:
-    """Heads that compare tokens by the plain inner product are all the same head.
-
-    The score x_i·x_j has no parameters, so nothing tells one head from another, and K heads cost K times as much as one
-    for one and the same matrix. With W_Q and W_K of its own, a head compares x_iᵀ W_Qᵀ W_K x_j, and each can look for
-    something else. An output layer needs no such matrix: there is one of it, and both of its vectors are learned.
-    """
-    x = torch.randn(1, 1, 5, 8).expand(-1, heads, -1, -1)
-    q, k = (x @ torch.randn(heads, 8, 8) if own else x for _ in range(2))
-    mask, positions = head_context(x[0, 0], x[0, 0], False)
-    weights = DotSpec().build(heads, 8, 8).weights(q, k, mask=mask, positions=positions)[0]
-    return Finding(
-        (equals("largest difference between two heads", float((weights - weights[:1]).abs().max()), 0),),
-        tuple(Heatmap(f"Head {i + 1}", weights[i].tolist()) for i in range(min(heads, 2))),
-    )
-
-
-@lab("attention", rows=("A21",), errata=("E4",), seconds=(0.1, 0.1), opposite={"normalized": False},
-     try_next=("--strength 0", "--strength 10"))  # fmt: skip
-def bias_as_factor(
-    *,
-    strength: Annotated[float, "standard deviation of the biases"] = 1.0,
-    normalized: Annotated[bool, "whether the products are divided by their sum"] = True,
-    seed: int = 0,
-) -> Finding:
-    """A bias that is added to a score multiplies the weight by e^π, before the normalisation.
-
-    exp(q·k + π) = exp(q·k) exp(π), so a learned bias for each offset is a factor that says how much near and far tokens
-    count. It is a factor of the weights before they are divided by their sum. Without that sum, as the document prints
-    it, the rows do not sum to 1, and the output is no mean of the values.
-    """
-    q, k = torch.randn(2, 5, 8, dtype=torch.float64)
-    bias = strength * torch.randn(5, 5, dtype=torch.float64)
-    weights = attention_weights(q, k, bias_LM=bias)
-    products = (q @ k.T).exp() * bias.exp()
-    printed = products.sum(-1)
-    factored = products / products.sum(-1, keepdim=True) if normalized else products
-    return Finding(
-        (
-            at_most("largest difference between bias and factor", (weights - factored).abs().max(), 1e-6),
-            at_least("as printed: largest difference of a row sum from 1", (printed - 1).abs().max(), 0.1),
-        ),
-        (
-            Heatmap("Biases π", bias.tolist()),
-            Heatmap("Weights without bias", attention_weights(q, k).tolist()),
-            Heatmap("Weights with bias", weights.tolist()),
-        ),
-        correction="The formula in the document lacks the denominator: Σ_j e^π e^{q·k} v_j must be divided by "
-        "Σ_j e^π e^{q·k}.",
-    )
 
 
 def merged_weight(query: Tensor, key: Tensor, heads: int, *, scaled: bool = True) -> Tensor:

@@ -113,7 +113,7 @@ def hatch(values: Tensor, visible: Tensor) -> list[list[float | None]]:
     ]
 
 
-@lab("attention", rows=("A15", "A16", "P12"), errata=("E6",), seconds=(2, 6), smallest={"most": 2, "draws": 6},
+@lab("attention", rows=("A15", "A16", "P12"), errata=("E6",), seconds=(3, 8), smallest={"most": 2, "draws": 6},
      full={"draws": 200}, opposite={"core": "dot"}, try_next=("--most 4", "--draws 100"))  # fmt: skip
 def receptive_field_of_pointers(
     *,

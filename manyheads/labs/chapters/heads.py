@@ -54,6 +54,15 @@ def torch_difference(width: int, heads: int, *, interleaved: bool) -> float:
         return float((run_attention(ours, x) - theirs(x, x, x, need_weights=False)[0]).abs().max())
 
 
+def reads_own_chunk(width: int, heads: int) -> bool:
+    """Whether a change of the last chunk of x changes the queries of the last head alone."""
+    query = NarrowSpec(heads=heads).build(width, DotSpec()).query
+    x = torch.randn(1, 3, width)
+    changed = torch.cat((x[..., :-1], x[..., -1:] + 1), dim=-1)
+    same = [torch.equal(a, b) for a, b in zip(query(x)[0], query(changed)[0], strict=True)]
+    return same == [True] * (heads - 1) + [False]
+
+
 @lab("heads", rows=("C1", "C2", "C3"), seconds=(0.2, 0.2), opposite={"interleaved": True},
      try_next=("--heads 1", "--width 512 --heads 8"))  # fmt: skip
 def three_ways_to_split_heads(
@@ -88,6 +97,7 @@ def three_ways_to_split_heads(
         (
             *checks,
             equals("divided, with biases: parameters", with_biases, 4 * width**2 + 4 * width),
+            is_true("chunks: a head reads only its chunk", reads_own_chunk(width, heads)),
             at_most("divided: largest difference from nn.MultiheadAttention", difference, 1e-5),
         ),
         (Bars(f"Parameters of {heads} heads at width {width}", "parameters", counts),),
@@ -162,7 +172,7 @@ def forward_seconds(model: nn.Module, ids: Tensor, repeats: int = 5) -> float:
     return min(times)
 
 
-@lab("heads", rows=("C7",), seconds=(3, 8), smallest={"tokens": 8}, full={"tokens": 256}, opposite={"missing": 1},
+@lab("heads", rows=("C7",), seconds=(3, 3), smallest={"tokens": 8}, opposite={"missing": 1},
      try_next=("--tokens 100", "--tokens 20"))  # fmt: skip
 def more_heads_fewer_layers(
     *,

@@ -90,7 +90,7 @@ def links(one: Sentence) -> tuple[str, list[Link]]:
     return " ".join(words), [(place, place - 1, f"word before {tag}"), (place, subject, "subject")]
 
 
-@lab("heads", rows=("C6", "P12"), seconds=(6, 40), smallest={"steps": 300, "sentences": 100}, full={"steps": 2000},
+@lab("heads", rows=("C6", "P12"), seconds=(5, 12), smallest={"steps": 300, "sentences": 100}, full={"steps": 1000},
      opposite={"steps": 0}, try_next=("--heads 1", "--heads 4"))  # fmt: skip
 def what_heads_find(
     *,
@@ -115,9 +115,9 @@ def what_heads_find(
     tokenizer = Tokenizer(models.WordLevel(IDS, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     checkpoint = Checkpoint(model.eval(), tokenizer)
-    unseen = [sentence(rng) for _ in range(sentences)]
-    tags, subjects = accuracies(model, collate(unseen))
-    found = {each.relation: each for each in relation_heads(checkpoint, [links(one) for one in unseen])}
+    validation = [sentence(rng) for _ in range(sentences)]
+    tags, subjects = accuracies(model, collate(validation))
+    found = {each.relation: each for each in relation_heads(checkpoint, [links(one) for one in validation])}
     subject = found["subject"]
     pair = collate([(list(words), place, 0, tag) for words, place, tag in DOCUMENT])
     own_tags, own_subjects = accuracies(model, pair)
@@ -132,7 +132,7 @@ def what_heads_find(
             reported("the two sentences of the document: right tags", own_tags),
             reported("the two sentences of the document: right subjects", own_subjects),
         ),
-        (relation_table(list(found.values())), pattern_table(checkpoint, unseen),
+        (relation_table(list(found.values())), pattern_table(checkpoint, validation),
          *(look_from_run(model, list(words), place) for words, place, _ in DOCUMENT)),
     )  # fmt: skip
 

@@ -1,0 +1,124 @@
+"""`manyheads ask`: answers a question from a model if it is confident, else from a database, and says from which."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manyheads.cli import generation
+from manyheads.cli.console import (
+    AsJson,
+    CheckpointPath,
+    Device,
+    Parts,
+    Progress,
+    app,
+    check_exists,
+    load_checkpoint,
+    output_path,
+    print_json,
+    print_note,
+)
+from manyheads.cli.inputs import EncodingErrors, TextArgument, TextFile, open_texts, process_lines
+from manyheads.errors import UsageError, one_line
+
+if TYPE_CHECKING:
+    from manyheads.tasks.answering import Answer, Answerer
+
+
+@app.command()
+def ask(
+    path: CheckpointPath,
+    question: TextArgument = None,
+    file: TextFile = None,
+    threshold: Annotated[
+        float, typer.Option(metavar="P", help="The model answers if its answer has at least this probability.")
+    ] = 0.5,
+    database: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.db", help="A SQLite file with a table answers(question, answer)."),
+    ] = None,
+    queue: Annotated[
+        Path | None,
+        typer.Option(
+            parser=output_path,
+            metavar="FILE.tsv",
+            help="Append the question and your answer here if both do not know it, for training.",
+        ),
+    ] = None,
+    new_answer: Annotated[
+        str | None,
+        typer.Option("--answer", metavar="TEXT", help="Your answer for the queue; asked for in a terminal."),
+    ] = None,
+    max_new_tokens: generation.MaxNewTokens = None,
+    encoding_errors: EncodingErrors = "strict",
+    device: Device = "auto",
+    parts: Parts = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answer a question, and say where the answer comes from.
+
+    The source is `model` if the probability of the generated answer, Π p(token), is at least the threshold, else
+    `database` if that has the question as it is written, else `none`. A model answers questions about things that it
+    never read, too, and the answer looks like any other: the threshold and the source are there for that.
+
+    Many questions, one per line, give one line each: answer, source and probability, separated by tabs.
+
+    Examples: manyheads ask runs/people "Where was Ada Lovelace born?" --database facts.db · manyheads ask runs/people
+    "Where was Bo Ek born?" --threshold 0.9 --queue queue.tsv --answer Lund
+    """
+    from manyheads.files.write import check_new_file
+    from manyheads.tasks.answering import Answerer, check_threshold
+
+    check_threshold(threshold)
+    check_exists(database)
+    if queue is not None:
+        check_new_file(queue, force=True)
+    if new_answer is not None and queue is None:
+        raise UsageError("--answer is for the queue", hint="add --queue FILE.tsv")
+    inputs = open_texts(question, file, whole=False, encoding_errors=encoding_errors)
+
+    def load() -> Answerer:
+        checkpoint = load_checkpoint(path, device)
+        return Answerer.from_checkpoint(
+            checkpoint, threshold=threshold, database=database, max_new_tokens=max_new_tokens
+        )
+
+    if isinstance(inputs, str) and not inputs.strip():
+        raise UsageError("the question is empty")
+    if not isinstance(inputs, str):
+        if queue is not None:
+            raise UsageError("--queue is for one question", hint="give a TEXT")
+        process_lines(inputs, path, load, as_json=as_json)
+        return
+    with Progress(f"loading {path}"):
+        ((_, result),) = load().answers([inputs])
+    print_json({"schema": 1} | result.to_tree()) if as_json else print_answer(result)
+    if result.source == "none" and queue is not None:
+        add_to_queue(queue, result, new_answer)
+
+
+def print_answer(result: Answer) -> None:
+    """Prints the answer, or that there is none, with its source."""
+    if result.text is None:
+        typer.echo("unknown")
+    else:
+        typer.echo(one_line(result.text))
+    typer.echo(f"source: {result.source}")
+    print_note(f"the model: {result.guess}, probability {result.probability:.4f}")
+
+
+def add_to_queue(path: Path, result: Answer, text: str | None) -> None:
+    """Appends the question with the user's answer; without one, asks for it in a terminal."""
+    from manyheads.tasks.answering import queue_pair
+
+    if text is None and sys.stdin.isatty():
+        text = typer.prompt("your answer (empty: none)", default="", show_default=False, err=True)
+    if not text:
+        print_note(f"{path}: nothing is queued, because there is no answer")
+        return
+    queue_pair(path, result.question, text)
+    print_note(f"{path}: added the question and your answer")

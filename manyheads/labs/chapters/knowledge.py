@@ -1,0 +1,219 @@
+"""What pretraining stores: birth places that a model can answer only if it read them, and what a Synthesizer cannot."""
+
+from __future__ import annotations
+
+from itertools import permutations
+from statistics import mean, stdev
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.labs.figures import Bars, Table
+from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
+from manyheads.labs.fitting import fit
+from manyheads.labs.knowledge.experiment import SYNTHESIZER, accuracy
+from manyheads.labs.knowledge.several import (
+    FULL,
+    SMALLEST,
+    Biographies,
+    Cities,
+    PeopleCount,
+    Questions,
+    Seeds,
+    Steps,
+    Validation,
+    all_replies,
+    majority_of,
+    right,
+    run_seeds,
+)
+from manyheads.labs.lab import OnProgress, lab, no_progress
+from manyheads.metrics.confidence import mcnemar
+from manyheads.parts.core import Core, CoreSpec
+from manyheads.parts.mask import Mask
+from manyheads.parts.position import Positions
+
+
+@lab(
+    "knowledge",
+    rows=("I1", "I2", "I3", "I4"),
+    seconds=(50.0, 900.0),
+    smallest=SMALLEST | {"synthesizer": False},
+    full=FULL,
+    opposite={"steps": 0},
+    try_next=("--steps 300", "--people 160"),
+)
+def birth_places(
+    *,
+    people: PeopleCount = 80,
+    cities: Cities = 30,
+    steps: Steps = 800,
+    width: Annotated[int, "width of the model"] = 64,
+    layers: Annotated[int, "layers of the model"] = 1,
+    fine_tuning: Annotated[int, "steps of fine-tuning"] = 40,
+    synthesizer: Annotated[bool, "also train the model with Synthesizer attention"] = True,
+    seeds: Seeds = 3,
+    biographies: Biographies = "",
+    questions: Questions = "",
+    validation: Validation = "",
+    seed: int = 0,
+    progress: OnProgress = no_progress,
+) -> Finding:
+    """A model answers where people were born only if it read about them in pretraining.
+
+    Each model is fine-tuned on questions about one half of the people, and asked about the other half, so that the
+    right answer is in no question. One model begins with random weights. Another one first reads biographies of all
+    people, with gaps that it fills in: prefix <mask> suffix <mask> content. A third one does so with Synthesizer
+    attention, softmax(ReLU(XA + b₁) B + b₂) XV, which compares no tokens. The baseline is the most common birth place.
+    """
+    settings = {"people": people, "cities": cities, "width": width, "layers": layers, "fine_tuning_steps": fine_tuning}
+    arms: dict[str, dict[str, Any]] = {
+        "not pretrained": settings | {"steps": 0},
+        "pretrained": settings | {"steps": steps},
+    }
+    if synthesizer:
+        arms["Synthesizer, pretrained"] = settings | {"steps": steps, "core": SYNTHESIZER}
+    files = biographies, questions, validation
+    runs = {name: run_seeds(arm, files, seeds, seed, progress) for name, arm in arms.items()}
+    scores = {name: [accuracy(right(each.validation)) for each in arm] for name, arm in runs.items()}
+    none, dot, *others = (right(all_replies(arm, held_out=False)) for arm in runs.values())
+    means, majority = {name: mean(values) for name, values in scores.items()}, majority_of(runs["pretrained"])
+    common = [reply.place == each.people.majority() for each in runs["pretrained"] for reply in each.validation]
+    deviations = {name: stdev(values) for name, values in scores.items()} if seeds > 1 else {}
+    rows = [[name, *(f"{value:.1%}" for value in values), f"{majority:.1%}"] for name, values in scores.items()]
+    columns = ["model", *(f"seed {each}" for each in range(seed, seed + seeds)), "majority baseline"]
+    return Finding(
+        (
+            reported("majority baseline", majority),
+            at_most("not pretrained: accuracy", means["not pretrained"], 0.1),
+            is_true("not pretrained: not above the baseline", sum(none) <= sum(common) or mcnemar(none, common) > 0.01),
+            at_least("pretrained: accuracy", means["pretrained"], 0.1),
+            at_most("exact McNemar p, pretrained against not", mcnemar(dot, none), 0.01),
+            *(at_least("Synthesizer above not pretrained by", accuracy(o) - accuracy(none), 0) for o in others),
+            *(at_least("Synthesizer below the other by", accuracy(dot) - accuracy(o), 0) for o in others),
+            *(reported(f"{name}: standard deviation", value) for name, value in deviations.items()),
+        ),
+        (
+            Bars("Accuracy on people of whom no question was seen", "accuracy", means, deviations,
+                 {"majority baseline": majority}),
+            Table("Accuracy by seed", columns, rows),
+        ),
+    )  # fmt: skip
+
+
+@lab(
+    "knowledge",
+    errata=("E9",),
+    seconds=(0.1, 0.1),
+    opposite={"biographies": 4000},
+    try_next=("--questions 1000", "--biographies 2000"),
+)
+def more_biographies(
+    *,
+    biographies: Annotated[int, "texts of pretraining, in the assignment"] = 2937,
+    questions: Annotated[int, "questions of fine-tuning, in the assignment"] = 2000,
+    seed: int = 0,
+) -> Finding:
+    """The texts of pretraining are 68 % more than the questions of fine-tuning.
+
+    An answer in the document explains the success of pretraining by a dataset that is "bigger (68 %)". The assignment
+    has 2,937 biographies and 2,000 questions. A share of x and an excess of x are not the same: n = (1 + x) m against
+    m = x n.
+    """
+    share, excess = questions / biographies, biographies / questions - 1
+    return Finding(
+        (
+            near("questions per biography", share, 0.68, 0.005),
+            near("biographies beyond the questions", excess, 0.47, 0.005),
+            is_true("the excess is not 68 %", abs(excess - 0.68) > 0.005),
+        ),
+        (Bars("Examples in the assignment", "count", {"pretraining": biographies, "fine-tuning": questions}),),
+        correction="The questions are 68 % of the biographies; the biographies are 47 % more than the questions.",
+    )
+
+
+@lab(
+    "knowledge",
+    rows=("I5",),
+    seconds=(4.0, 20.0),
+    smallest={"steps": 200, "pairs": 6},
+    full={"steps": 2000},
+    opposite={"shuffled": False},
+    try_next=("--shuffled false", "--pairs 12"),
+)
+def synthesizer_lookup(
+    *,
+    pairs: Annotated[int, "pairs of a key and a value in a sequence"] = 8,
+    shuffled: Annotated[bool, "put the pairs into a random order"] = True,
+    steps: Annotated[int, "steps of training"] = 300,
+    seed: int = 0,
+    progress: OnProgress = no_progress,
+) -> Finding:
+    """One layer that compares queries with keys looks a value up, and a Synthesizer layer cannot.
+
+    The input is n pairs of a key and a value, in random order, and then a key; the output is its value. The weights of
+    a Synthesizer, softmax(ReLU(x_i A + b₁) B + b₂), depend on the token that asks and not on the others, so they
+    cannot find where the pair is, and 1/n is right by chance. The layer has one head and no feed-forward network.
+    """
+    scores = {
+        name: lookup_accuracy(kind, pairs, shuffled, steps, seed, progress) for name, kind in LOOKUP_CORES.items()
+    }
+    chance = 1 / pairs
+    orders = list(permutations(range(3)))
+    best = max(sum(order[position] == 0 for order in orders) for position in range(3))
+    return Finding(
+        (
+            at_least("query–key–value: accuracy", scores["query–key–value"], 0.99),
+            at_most("Synthesizer: accuracy", scores["Synthesizer"], chance + 0.1),
+            reported("chance", chance),
+            equals("three shuffled vectors: orders in which a fixed position has the right one, of 6", best, 2),
+        ),
+        (Bars("Accuracy of one layer on a shuffled lookup", "accuracy", scores, levels={"chance": chance}),),
+    )
+
+
+LOOKUP_CORES = {"query–key–value": "dot", "Synthesizer": SYNTHESIZER}
+
+
+class OneLayer(nn.Module):
+    """One head between linear maps: the last vector asks, those before it are the keys and values."""
+
+    def __init__(self, kind: str, pairs: int) -> None:
+        super().__init__()
+        size, length = 4 * pairs, {"length": pairs} if kind == SYNTHESIZER else {}
+        self.query, self.key, self.value = (nn.Linear(2 * pairs, size, bias=False) for _ in range(3))
+        self.core: Core = CoreSpec.choose({"kind": kind} | length).build(1, size, size)
+        self.output = nn.Linear(size, pairs, bias=False)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        count = x_BLD.shape[1] - 1
+        q_B1K, k_BMK, v_BMK = self.query(x_BLD[:, -1:]), self.key(x_BLD[:, :-1]), self.value(x_BLD[:, :-1])
+        positions = Positions(torch.tensor([[count]]), torch.arange(count)[None].expand(len(x_BLD), -1))
+        mask = Mask(1, count, x_BLD.device)
+        out = self.core(q_B1K[:, None], k_BMK[:, None], v_BMK[:, None], mask=mask, positions=positions)
+        logits: Tensor = self.output(out[:, 0, 0])
+        return logits
+
+
+def lookup_accuracy(kind: str, pairs: int, shuffled: bool, steps: int, seed: int, progress: OnProgress) -> float:
+    """Trains one layer on the lookup, and measures it on new sequences."""
+    rng, one_hot = torch.Generator().manual_seed(seed), torch.eye(pairs)
+
+    def sequences(count: int) -> tuple[Tensor, Tensor]:
+        """A vector (key, value) for each pair and then (key, 0), and the value of that key."""
+        values = torch.rand(count, pairs, generator=rng).argsort(1)
+        keys = torch.rand(count, pairs, generator=rng).argsort(1) if shuffled else torch.arange(pairs).expand(count, -1)
+        asked = torch.randint(pairs, (count, 1), generator=rng)
+        facts = torch.cat((one_hot[keys], one_hot[values.gather(1, keys)]), -1)
+        question = torch.cat((one_hot[asked], torch.zeros(count, 1, pairs)), -1)
+        return torch.cat((facts, question), 1), values.gather(1, asked)[:, 0]
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    model = OneLayer(kind, pairs)
+    fit(model, lambda step: sequences(128), loss, steps=steps, lr=3e-2, progress=progress, name=kind)
+    vectors, targets = sequences(1000)
+    with torch.no_grad():
+        return float((model(vectors).argmax(-1) == targets).float().mean())

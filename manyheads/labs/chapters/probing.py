@@ -1,0 +1,240 @@
+"""Probing: what a linear classifier reads from the layers of a frozen model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+
+from manyheads.errors import UsageError
+from manyheads.inspect.probe import (
+    Label,
+    ProbeReport,
+    hash_weights,
+    position,
+    previous_token,
+    probe,
+    wilson,
+)
+from manyheads.labs.figures import Lines, Table
+from manyheads.labs.finding import Check, Finding, at_least, at_most, is_true, reported
+from manyheads.labs.lab import OnProgress, lab, no_progress
+from manyheads.labs.language import LENGTH, language_model, source
+from manyheads.labs.schemes import scheme_names
+
+Mask = Annotated[str, "causal or bidirectional"]
+
+
+def is_causal(mask: str) -> bool:
+    if mask not in ("causal", "bidirectional"):
+        raise UsageError(f"mask is {mask}, expected causal or bidirectional")
+    return mask == "causal"
+
+
+def probe_model(scheme: str, mask: str, label: Label, *, steps: int, rows: int, seed: int) -> tuple[ProbeReport, bool]:
+    """The probes of a language model of tunes, and whether its weights are the same after them."""
+    model = language_model("tune", scheme, causal=is_causal(mask), width=64, rows=24, steps=steps, seed=seed)
+    before = hash_weights(model)
+    report = probe(
+        model, source("tune").windows(rows, torch.Generator().manual_seed(seed + 1)).tolist(), label, seed=seed
+    )
+    return report, hash_weights(model) == before == report.weights_hash
+
+
+def layers_table(report: ProbeReport, title: str) -> Table:
+    rows = [
+        [i, layer.accuracy, layer.mean_distance, layer.untrained, layer.shuffled]
+        for i, layer in enumerate(report.layers)
+    ]
+    return Table(title, ["layer", "accuracy", "mean distance", "untrained", "shuffled labels"], rows)
+
+
+def layers_figure(report: ProbeReport, title: str) -> Lines:
+    curves = {
+        name: [(float(i), float(getattr(layer, field))) for i, layer in enumerate(report.layers)]
+        for name, field in (("model", "accuracy"), ("untrained", "untrained"), ("shuffled labels", "shuffled"))
+    }
+    return Lines(title, "layer, 0 is the embeddings", "accuracy", curves, {"chance": report.chance})
+
+
+def corrected_interval(accuracy: float, report: ProbeReport) -> tuple[float, float]:
+    """The Wilson interval that holds for all layers together with 99 %: each has 1 − 1 %/k (Bonferroni)."""
+    k = len(report.layers)
+    z = float(torch.special.ndtri(torch.tensor(1 - 0.005 / k, dtype=torch.float64)))
+    return wilson(accuracy, report.tokens, z)
+
+
+def at_chance(report: ProbeReport, layer: int) -> Check:
+    low, high = corrected_interval(report.layers[layer].accuracy, report)
+    name, expected = f"layer {layer}: interval of the accuracy", f"contains chance, {report.chance:.3f}"
+    return Check(name, f"{low:.3f} to {high:.3f}", expected, low <= report.chance <= high)
+
+
+@lab(
+    "probing",
+    rows=("L1", "L2", "L3", "L7"),
+    seconds=(7.0, 60.0),
+    smallest={"rows": 100, "steps": 60},
+    full={"rows": 1000, "steps": 600},
+    opposite={"mask": "bidirectional"},
+    try_next=("--mask bidirectional", "--scheme sinusoidal --rows 500"),
+)
+def position_probe(
+    *,
+    scheme: Annotated[str, "position scheme of the model"] = "none",
+    mask: Mask = "causal",
+    steps: Annotated[int, "training steps"] = 120,
+    rows: Annotated[int, "rows for the probes, a fifth of them to test"] = 200,
+    seed: int = 0,
+    progress: OnProgress = no_progress,
+) -> Finding:
+    """A causal language model without positions knows where each token is.
+
+    The model predicts the next note of a tune that is played in a random key, with wrong notes. It gets no positions,
+    and no note is more frequent at one position than at another, so the embeddings (layer 0) tell nothing. But under a
+    causal mask each token sees only what is before it, and that grows. A probe is one linear layer and a softmax on
+    the outputs of a layer, which predicts the position; the model stays frozen. Two controls are beside it: probes of
+    the model before training, and probes fitted on shuffled labels, which must stay at chance.
+    """
+    progress("training and probes", 0, 1)
+    report, is_frozen = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed)
+    best = max(range(1, len(report.layers)), key=lambda i: report.layers[i].accuracy)
+    layer, title = report.layers[best], f"Accuracy of the position, {LENGTH} positions"
+    low, _ = corrected_interval(layer.accuracy, report)
+    shuffled = max(each.shuffled for each in report.layers)
+    return Finding(
+        (
+            at_least(f"layer {best}: accuracy, 5 times chance", layer.accuracy, 5 * report.chance),
+            at_least(f"layer {best}: lower end of its interval, above chance", low, report.chance),
+            at_chance(report, 0),
+            at_most("largest accuracy with shuffled labels, below twice chance", shuffled, 2 * report.chance),
+            is_true("the weights of the model are the same after the probes", is_frozen),
+            reported(f"layer {best}: mean distance to the position", layer.mean_distance or 0.0),
+            reported(f"layer {best}: accuracy before training", layer.untrained),
+            reported("chance", report.chance),
+        ),
+        (layers_figure(report, title), layers_table(report, title)),
+        note="Random weights already give a part of it: attention to all tokens before is a mean of more tokens the "
+        "later the position is. The untrained control shows how much.",
+    )
+
+
+@lab(
+    "probing",
+    rows=("L4",),
+    seconds=(7.0, 60.0),
+    smallest={"rows": 100, "steps": 60},
+    full={"rows": 1000, "steps": 600},
+    opposite={"mask": "causal"},
+    try_next=("--mask causal", "--scheme rope"),
+)
+def blind_probe(
+    *,
+    scheme: Annotated[str, "position scheme of the model"] = "none",
+    mask: Mask = "bidirectional",
+    steps: Annotated[int, "training steps"] = 120,
+    rows: Annotated[int, "rows for the probes, a fifth of them to test"] = 200,
+    seed: int = 0,
+    progress: OnProgress = no_progress,
+) -> Finding:
+    """A bidirectional model without positions does not know where a token is, in any layer.
+
+    Without a mask every token sees the same set of tokens, and its output is a function of itself and of that set.
+    Here neither tells a position: all rows have the same length, without begin and end tokens, which would give it
+    away. So every layer is at chance. With k layers, one of k intervals of 95 % often misses chance by luck. The
+    intervals here are wider, 1 − 1 %/k each, so that all of them contain it together in 99 % of such experiments
+    (Bonferroni).
+    """
+    progress("training and probes", 0, 1)
+    report, _ = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed)
+    title = f"Accuracy of the position, {LENGTH} positions"
+    return Finding(
+        tuple(at_chance(report, i) for i in range(len(report.layers))),
+        (layers_figure(report, title), layers_table(report, title)),
+    )
+
+
+@lab(
+    "probing",
+    rows=("L5",),
+    seconds=(15.0, 300.0),
+    smallest={"schemes": "none", "embedded": "sinusoidal", "rows": 60, "steps": 60},
+    full={"rows": 600, "steps": 600, "schemes": "none sinusoidal learned relative clipped alibi rope"},
+    opposite={"embedded": "none"},
+    try_next=("--mask bidirectional", "--schemes clipped,alibi,shaw"),
+)
+def schemes_probed(
+    *,
+    schemes: Annotated[str, "schemes that act in attention, or none"] = "none relative rope",
+    embedded: Annotated[str, "schemes that join positions to the embeddings"] = "sinusoidal learned",
+    mask: Mask = "causal",
+    steps: Annotated[int, "training steps"] = 100,
+    rows: Annotated[int, "rows for the probes, a fifth of them to test"] = 120,
+    seed: int = 0,
+    progress: OnProgress = no_progress,
+) -> Finding:
+    """Every scheme can be compared by the layer from which its positions can be read.
+
+    Sinusoidal and learned positions are joined to the embeddings, so a probe finds them in layer 0. Relative biases,
+    RoPE and no positions at all leave the embeddings as they are: layer 0 is at chance, and what attention makes of
+    the offsets and of the mask is found above it.
+    """
+    names = [*dict.fromkeys(scheme_names(f"{schemes} {embedded}"))]
+    reports = {}
+    for done, name in enumerate(names):
+        progress(name, done, len(names))
+        reports[name], _ = probe_model(name, mask, position, steps=steps, rows=rows, seed=seed)
+    chance = reports[names[0]].chance
+    checks = [
+        at_least(f"{name}: accuracy at layer 0", reports[name].layers[0].accuracy, 0.9)
+        for name in scheme_names(embedded)
+    ]
+    for name in scheme_names(schemes):
+        layers = reports[name].layers
+        checks.append(at_most(f"{name}: accuracy at layer 0, below twice chance", layers[0].accuracy, 2 * chance))
+        checks.append(
+            at_least(
+                f"{name}: best accuracy above, three times chance", max(x.accuracy for x in layers[1:]), 3 * chance
+            )
+        )
+    curves = {name: [(float(i), x.accuracy) for i, x in enumerate(report.layers)] for name, report in reports.items()}
+    tables = tuple(layers_table(report, name) for name, report in reports.items())
+    title = "Accuracy of the position by layer"
+    return Finding(tuple(checks), (Lines(title, "layer", "accuracy", curves, {"chance": chance}), *tables))  # fmt: skip
+
+
+@lab(
+    "probing",
+    rows=("L6",),
+    seconds=(5.0, 40.0),
+    smallest={"rows": 60, "steps": 60},
+    full={"rows": 600, "steps": 600},
+    opposite={"scheme": "none", "mask": "bidirectional"},
+    try_next=("--scheme none", "--scheme none --mask bidirectional"),
+)
+def previous_token_probe(
+    *,
+    scheme: Annotated[str, "position scheme of the model"] = "sinusoidal",
+    mask: Mask = "causal",
+    steps: Annotated[int, "training steps"] = 100,
+    rows: Annotated[int, "rows for the probes, a fifth of them to test"] = 120,
+    seed: int = 0,
+    progress: OnProgress = no_progress,
+) -> Finding:
+    """A probe reads any label of a token, such as the token before it.
+
+    A label is a function of a row and an index. The label here is the note before: it is not in the embedding of a
+    note, but attention brings it. A bidirectional model without positions sees the note too, among all others, and
+    cannot tell which of them it is. A part of speech or a relation of a parsed text is a label in the same way.
+    """
+    progress("training and probes", 0, 1)
+    report, _ = probe_model(scheme, mask, previous_token, steps=steps, rows=rows, seed=seed)
+    best, title = max(layer.accuracy for layer in report.layers[1:]), "Accuracy of the token before"
+    return Finding(
+        (
+            at_most("accuracy at layer 0, below 3 times chance", report.layers[0].accuracy, 3 * report.chance),
+            at_least("best accuracy above, 4 times chance", best, 4 * report.chance),
+            reported("chance", report.chance),
+        ),
+        (layers_figure(report, title), layers_table(report, title)),
+    )

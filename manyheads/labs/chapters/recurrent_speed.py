@@ -1,0 +1,231 @@
+"""Recurrence, convolution and attention: how far each sees, how many steps it takes, and how fast it learns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.labs.figures import Lines, Table
+from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, reported
+from manyheads.labs.fitting import fit, small_model
+from manyheads.labs.lab import OnProgress, lab, no_progress
+from manyheads.model.builder import Model, build
+from manyheads.model.spec import read_model
+
+SYMBOLS = 8
+
+
+def recurrent_model(seed: int, width: int = 32) -> Model:
+    fields = {"width": width, "source": False}
+    return build(read_model({"vocab": SYMBOLS, "recurrent": fields, "head": "untied"}), seed=seed)
+
+
+@lab(
+    "recurrent", rows=("E6",), seconds=(3.0, 8.0), smallest={"longest": 64}, full={"longest": 1024},
+    opposite={"recurrent": True}, try_next=("--longest 1024", "--recurrent"),
+)  # fmt: skip
+def sequential_steps(
+    *,
+    longest: Annotated[int, "tokens of the longest sequence that is timed"] = 512,
+    recurrent: Annotated[bool, "a recurrent network instead of the transformer layer"] = False,
+    seed: int = 0,
+) -> Finding:
+    """A recurrent network takes one step per token, a transformer layer one step for all tokens.
+
+    Each state needs the state before it, so L tokens are L steps that no computer can take at the same time. Attention
+    computes all outputs from all inputs at once. The depth is the longest chain of operations in which each needs the
+    result of the one before; it is counted in the graph that torch records for the gradient.
+    """
+    layer = recurrent_model(seed) if recurrent else small_model(vocab=SYMBOLS, layers=1, seed=seed)
+    network, lengths = recurrent_model(seed), [n for n in (32, 64, 128, 256, 512, 1024) if n <= longest]
+    short, long = 16, 32
+    depth = {name: [chain(model, n) for n in (short, long)] for name, model in (("net", network), ("layer", layer))}
+    per_token = (depth["net"][1] - depth["net"][0]) / (long - short)
+    times = {
+        name: [(float(n), 1e6 * seconds(model, n) / n) for n in lengths]
+        for name, model in (("recurrent network", network), ("transformer layer", layer))
+    }
+    return Finding(
+        (
+            equals("steps of the recurrent network for 32 tokens", calls(network, "cells.0", long), long),
+            equals(
+                "steps of the transformer layer", calls(layer, "cells.0" if recurrent else "decoder.layers.0", long), 1
+            ),
+            at_least("operations that each further token adds to the chain: recurrent network", per_token, 1.0),
+            equals("the same: transformer layer", float(depth["layer"][1] - depth["layer"][0]), 0.0),
+            *(
+                reported(f"microseconds per token, {name}, {n:.0f} tokens", t)
+                for name, ts in times.items()
+                for n, t in ts
+            ),
+        ),
+        (Lines("Time per token, forward", "tokens", "microseconds", times, log_x=True, log_y=True),),
+    )
+
+
+def calls(model: Model, name: str, length: int) -> int:
+    """How often a module runs in one forward pass."""
+    count: list[int] = []
+    handle = model.get_submodule(name).register_forward_hook(lambda *_: count.append(1))
+    model(torch.zeros(1, length, dtype=torch.long))
+    handle.remove()
+    return len(count)
+
+
+def chain(model: Model, length: int) -> int:
+    """The number of operations on the longest path of the graph of a forward pass."""
+    out: Tensor = model(torch.zeros(1, length, dtype=torch.long))
+    depth: dict[Any, int] = {}
+    stack = [out.grad_fn]
+    while stack:
+        node = stack[-1]
+        inputs = [parent for parent, _ in node.next_functions if parent is not None] if node else []
+        if missing := [parent for parent in inputs if parent not in depth]:
+            stack.extend(missing)
+        else:
+            depth[stack.pop()] = 1 + max((depth[parent] for parent in inputs), default=0)
+    return depth[out.grad_fn]
+
+
+@torch.no_grad()
+def seconds(model: Model, length: int, repeats: int = 3) -> float:
+    """The shortest time of some forward passes."""
+    ids, taken = torch.zeros(1, length, dtype=torch.long), []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        model(ids)
+        taken.append(time.perf_counter() - start)
+    return min(taken)
+
+
+@lab(
+    "recurrent", rows=("P1",), seconds=(1.0, 2.0), smallest={"layers": 2, "kernel": 3}, full={"layers": 5, "kernel": 6},
+    opposite={"attention": True}, try_next=("--layers 6 --kernel 2", "--attention"),
+)  # fmt: skip
+@torch.no_grad()
+def reach_of_convolution(
+    *,
+    layers: Annotated[int, "largest number of layers"] = 3,
+    kernel: Annotated[int, "largest kernel"] = 4,
+    tokens: Annotated[int, "length of the sequence"] = 32,
+    attention: Annotated[bool, "attention in place of the convolution"] = False,
+    seed: int = 0,
+) -> Finding:
+    """A convolution sees 1 + n(k − 1) tokens after n layers, attention all of them after one.
+
+    In the attention slot, a convolution gives each neighbour a learned weight by its offset: k of them under a causal
+    mask. A layer reaches k − 1 tokens further back than the one below it. The reach is measured: a token is seen if a
+    change of it changes the last output.
+    """
+    ids = torch.randint(0, SYMBOLS, (1, tokens))
+
+    def seen(layers: int, core: dict[str, Any]) -> int:
+        model = small_model(vocab=SYMBOLS, layers=layers, core=core, seed=seed).double()
+        changed = ids.expand(tokens, -1).clone()
+        changed.diagonal().copy_((ids[0] + 1) % SYMBOLS)
+        return int((model(changed)[:, -1] != model(ids)[:, -1]).any(dim=-1).sum())
+
+    rows = []
+    for n in range(1, layers + 1):
+        for k in range(2, kernel + 1):
+            measured = seen(n, {} if attention else {"kind": "convolution", "kernel": k})
+            rows.append((n, k, min(1 + n * (k - 1), tokens), measured))
+    return Finding(
+        (
+            equals("settings in which the reach is 1 + n(k − 1)", sum(e == m for *_, e, m in rows), len(rows)),
+            equals("tokens that one layer of attention sees", seen(1, {}), tokens),
+        ),
+        (Table("Tokens that the last output depends on", ("layers n", "kernel k", "1 + n(k − 1)", "measured"), rows),),
+    )
+
+
+@lab(
+    "recurrent", rows=("P1",), seconds=(12.0, 40.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
+    full={"distance": 16, "tokens": 32, "steps": 400}, opposite={"distance": 1},
+    try_next=("--distance 2", "--kernel 13 --tokens 24"),
+)  # fmt: skip
+def learning_speed(
+    *,
+    distance: Annotated[int, "how far back the token to repeat is"] = 10,
+    tokens: Annotated[int, "length of a sequence"] = 20,
+    kernel: Annotated[int, "kernel of the convolution"] = 3,
+    steps: Annotated[int, "optimizer steps"] = 150,
+    seed: int = 0,
+    progress: OnProgress = no_progress,
+) -> Finding:
+    """On a task that needs a far token, attention learns in fewer steps than a convolution or a recurrent network.
+
+    The task: repeat the token that is d back. The three have as many parameters as each other, and train on the same
+    data. A convolution learns nothing of what is beyond its kernel. A recurrent network must carry d tokens in its
+    state. Attention needs one offset. If the token is near, the others are as fast.
+    """
+    goal = 0.5 * torch.log(torch.tensor(float(SYMBOLS))).item()
+    models, curves, rows = three_models(kernel, tokens, seed), {}, []
+    reached: dict[str, int] = {}
+    for name, model in models.items():
+        torch.manual_seed(seed)  # the same batches
+        start = time.perf_counter()
+        losses = fit(model, lambda _: torch.randint(0, SYMBOLS, (32, tokens)), RepeatLoss(distance),
+                     steps=steps, lr=1e-2, progress=progress, name=name)  # fmt: skip
+        taken, smooth = time.perf_counter() - start, means(losses, 5)
+        reached[name] = next((i for i, value in enumerate(smooth) if value < goal), steps)
+        curves[name] = list(enumerate(smooth))
+        to_goal = f"{taken * reached[name] / steps:.1f}" if reached[name] < steps else "not reached"
+        rows.append((name, parameters(model), reached[name] if reached[name] < steps else "not reached", to_goal))
+    counts = [parameters(model) for model in models.values()]
+    best_other = min(reached["convolution"], reached["recurrent"])
+    return Finding(
+        (
+            at_most("largest difference in parameters, relative", max(counts) / min(counts) - 1, 0.05),
+            is_true(f"attention reaches a loss of {goal:.2f}", reached["attention"] < steps),
+            at_most("its steps, relative to the faster of the others", reached["attention"] / best_other, 0.8),
+            *(reported(f"{name}: seconds to this loss", duration) for name, _, _, duration in rows),
+        ),
+        (
+            Lines("Training loss", "step", "cross-entropy", curves, {"goal": goal}),
+            Table(f"To a loss of {goal:.2f}", ("network", "parameters", "steps", "seconds"), rows),
+        ),
+    )
+
+
+def three_models(kernel: int, tokens: int, seed: int) -> dict[str, Model]:
+    """Attention, a convolution and a recurrent network with about as many parameters as each other."""
+    fields: dict[str, Any] = {"layers": 1, "seed": seed, "vocab": SYMBOLS, "head": "untied"}
+    attention = small_model(**fields, position={"kind": "relative", "length": tokens})
+    goal = parameters(attention)
+
+    def nearest(models: Sequence[Model]) -> Model:
+        return min(models, key=lambda model: abs(parameters(model) - goal))
+
+    core = {"kind": "convolution", "kernel": kernel}
+    convolutions = [small_model(**fields, core=core, feedforward={"hidden": 128 + n}) for n in range(0, 64, 8)]
+    return {
+        "attention": attention,
+        "convolution": nearest(convolutions),
+        "recurrent": nearest([recurrent_model(seed, width) for width in range(32, 64)]),
+    }
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+class RepeatLoss:
+    """The loss of a model that repeats the token that is `distance` back."""
+
+    def __init__(self, distance: int) -> None:
+        self.distance = distance
+
+    def __call__(self, model: nn.Module, ids: Tensor) -> Tensor:
+        logits = model(ids)[:, self.distance :]
+        return F.cross_entropy(logits.flatten(0, 1), ids[:, : -self.distance].flatten())
+
+
+def means(values: Sequence[float], count: int) -> list[float]:
+    """Each value's mean with the values before it, of up to `count`."""
+    return [sum(values[max(0, i + 1 - count) : i + 1]) / min(count, i + 1) for i in range(len(values))]

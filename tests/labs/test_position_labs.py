@@ -1,0 +1,11 @@
+"""The labs of the chapter on positions: each holds, and fails with its opposite."""
+
+from __future__ import annotations
+
+import pytest
+from lab_verdicts import check_both_ways, labs_of
+
+
+@pytest.mark.parametrize("name", labs_of("position"))
+def test_the_claim_holds_and_its_opposite_fails(name):
+    check_both_ways(name)

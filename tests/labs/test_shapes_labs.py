@@ -1,0 +1,11 @@
+"""The labs of the chapters on shapes, objectives, cost, families and tasks: each holds, and fails with its opposite."""
+
+from __future__ import annotations
+
+import pytest
+from lab_verdicts import check_both_ways, labs_of
+
+
+@pytest.mark.parametrize("name", labs_of("shapes", "objectives", "cost", "families", "tasks"))
+def test_the_claim_holds_and_its_opposite_fails(name):
+    check_both_ways(name)

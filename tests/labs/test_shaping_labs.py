@@ -1,0 +1,37 @@
+"""The labs of the chapter on loss shaping: each holds, and fails with its opposite; gold links of generated paragraphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from lab_verdicts import check_both_ways, labs_of
+
+from manyheads.labs.paragraphs import MARKS, NAMES, TIMES, make_paragraph
+
+
+@pytest.mark.parametrize("name", labs_of("shaping"))
+def test_the_claim_holds_and_its_opposite_fails(name):
+    check_both_ways(name)
+
+
+def test_paragraphs_are_trees_and_their_links_are_what_decides_a_word():
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        one = make_paragraph(rng)
+        assert len(one.words) == len(one.heads) == len(one.relations)
+        assert one.heads.count(-1) == 1, "one root"
+        for word in range(len(one.words)):
+            path = [word]
+            while path[-1] >= 0:
+                path.append(one.heads[path[-1]])
+                assert len(path) <= len(one.words) + 1, "a cycle"
+        for word, linked, name in one.links:
+            if name == "pronoun":
+                assert one.words[linked] in NAMES[one.words[word]]
+            elif name == "paragraph start":
+                assert MARKS[one.words[linked]] == one.words[word]
+            elif name == "tense":
+                assert one.words[linked] in TIMES.values()
+            else:
+                assert one.words[word] in ("ran", "runs")
+                assert one.heads[linked] == word
