@@ -25,6 +25,8 @@ REPOSITORY = Path(__file__).parents[3]
 def citation(source: str) -> str:
     """The place of a claim with the titles of the documents, such as "Lecture 6: attention and transformers"."""
     documents = read_claims().documents
+    if re.findall(r"S\d", source) == list(documents):
+        return "all documents"
     places = [place.partition(" ") for place in re.split(r",\s*(?=S\d)", source)]
     return "; ".join(documents[name].title + (f", {place}" if place else "") for name, _, place in places)
 

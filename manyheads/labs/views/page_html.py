@@ -18,7 +18,7 @@ from manyheads.labs.views.figures_text import format_cell
 from manyheads.labs.views.page_style import STYLE
 from manyheads.labs.views.svg_frame import style
 
-SUBSCRIPT = re.compile(r"(?<=\b[^\W\d_])_(\w{1,5})\b")  # of one letter: v_a, μ_b, L_max
+SUBSCRIPT = re.compile(r"(?<=\b[^\W\d_])_([A-Za-z0-9]{1,5})(?![A-Za-z0-9_])")  # of one letter: v_a, μ_b, L_max
 TITLE = "Claims about attention and transformers, run and judged"
 
 

@@ -36,6 +36,7 @@ STYLE = """
 .mh-labs pre { background: var(--card); border-radius: 6px; padding: .6rem .8rem; overflow-x: auto; font-size: .85rem;
   line-height: 1.45; color: inherit }
 .mh-labs code { font-size: .9em; color: inherit; overflow-wrap: anywhere }
+.mh-labs sub { line-height: 0 }
 .mh-labs summary { cursor: pointer; color: var(--soft); font-size: .9rem }
 .mh-labs dl { margin: 0; display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem }
 .mh-labs dd { margin: 0; min-width: 0 }
