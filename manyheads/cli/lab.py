@@ -75,8 +75,11 @@ def lab_tree(lab: Lab) -> dict[str, Any]:
         "rows": list(lab.rows), "errata": list(lab.errata), "sources": [row.source for row in claims_of(lab)],
         "seconds": {"quick": lab.seconds[0], "full": lab.seconds[1]}, "file": file_of(lab),
         "parameters": [
-            {"name": one.name, "type": one.type.__name__, "default": one.default, "meaning": one.meaning}
-            for one in lab.parameters()
+            {
+                "name": parameter.name, "type": parameter.type.__name__, "default": parameter.default,
+                "meaning": parameter.meaning,
+            }
+            for parameter in lab.parameters()
         ],
     }  # fmt: skip
 
@@ -173,7 +176,7 @@ def read_flags(labs: Sequence[Lab], flags: Sequence[str]) -> dict[str, Any]:
         raise UsageError(
             f"a flag such as {flags[0]} belongs to one lab, given {len(labs)} labs", hint="manyheads lab run ID --help"
         )
-    known = {one.name.replace("_", "-"): one for one in labs[0].parameters()}
+    known = {parameter.name.replace("_", "-"): parameter for parameter in labs[0].parameters()}
     values, words = dict[str, Any](), iter(flags)
     for word in words:
         name, equals, text = word.removeprefix("--").partition("=")
@@ -214,12 +217,14 @@ def print_flags(labs: Sequence[Lab]) -> None:
         console = stdout()
         console.print(f"manyheads lab run {lab.id}: {lab.title}", style="bold")
         table = new_table(["flag", "meaning"], ["default", "with --full"])
-        for one, full in zip(
-            lab.parameters(), (lab.parameters_at("full")[one.name] for one in lab.parameters()), strict=True
+        for parameter, full in zip(
+            lab.parameters(), (lab.parameters_at("full")[parameter.name] for parameter in lab.parameters()), strict=True
         ):
-            flag = one.name.replace("_", "-")
-            name = f"--{flag}, --no-{flag}" if one.type is bool else f"--{flag} {one.type.__name__.upper()}"
-            table.add_row(name, one.meaning, str(one.default), "" if full == one.default else str(full))
+            flag = parameter.name.replace("_", "-")
+            name = f"--{flag}, --no-{flag}" if parameter.type is bool else f"--{flag} {parameter.type.__name__.upper()}"
+            table.add_row(
+                name, parameter.meaning, str(parameter.default), "" if full == parameter.default else str(full)
+            )
         console.print(table)
 
 

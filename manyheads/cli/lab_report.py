@@ -47,8 +47,10 @@ def judged(outcomes: Sequence[Outcome], has_all: bool) -> tuple[list[Row], list[
     from manyheads.labs.claims import read_claims
 
     claims = read_claims()
-    rows = [row for row in claims.rows.values() if has_all or any(row.id in one.lab.rows for one in outcomes)]
-    errata = [one for one in claims.errata.values() if has_all or any(one.id in o.lab.errata for o in outcomes)]
+    rows = [row for row in claims.rows.values() if has_all or any(row.id in outcome.lab.rows for outcome in outcomes)]
+    errata = [
+        erratum for erratum in claims.errata.values() if has_all or any(erratum.id in o.lab.errata for o in outcomes)
+    ]
     return rows, errata
 
 
@@ -60,7 +62,7 @@ def report_tree(outcomes: Sequence[Outcome], seconds: float, has_all: bool) -> d
         "schema": 1,
         "labs": [outcome_tree(outcome) for outcome in outcomes],
         "rows": [claim_tree(row, outcomes) for row in rows],
-        "errata": [claim_tree(one, outcomes) for one in errata],
+        "errata": [claim_tree(erratum, outcomes) for erratum in errata],
         "seconds": round(seconds, 1),
         "machine": machine(),
         "versions": versions(),
@@ -119,11 +121,11 @@ def command_of_all(outcomes: Sequence[Outcome], has_all: bool) -> str:
     """The command that gives these outcomes again."""
     from manyheads.labs.results import LabError
 
-    runs = [one for one in outcomes if not isinstance(one, LabError)]
+    runs = [outcome for outcome in outcomes if not isinstance(outcome, LabError)]
     if len(outcomes) == 1 and runs:
         return runs[0].command
-    words = ["manyheads lab run", "--all" if has_all else " ".join(one.lab.id for one in outcomes)]
-    words += ["--full"] if any(one.size == "full" for one in runs) else ["--quick"]
+    words = ["manyheads lab run", "--all" if has_all else " ".join(outcome.lab.id for outcome in outcomes)]
+    words += ["--full"] if any(run.size == "full" for run in runs) else ["--quick"]
     words += [f"--seed {runs[0].seed}"] if runs and runs[0].seed else []
     return " ".join(words)
 
@@ -139,7 +141,7 @@ def print_claims(
 
     trees = {
         "rows": [claim_tree(row, outcomes) for row in rows],
-        "errata": [claim_tree(one, outcomes) for one in errata],
+        "errata": [claim_tree(erratum, outcomes) for erratum in errata],
     }
     if as_json:
         print_json({"schema": 1} | trees)

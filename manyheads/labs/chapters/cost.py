@@ -80,7 +80,7 @@ def complexity_table(
         for name, formula in zip(ATTENTIONS, ("O(M²k)", "O(MNk)", "O(N²k)"), strict=True)
     ]
     columns = ("attention", "complexity", "counted", "2M²k, 2MNk, 2N²k", "factor if M doubles")
-    curves = {name: [(float(i * m), float(one[name])) for i, one in multiples.items()] for name in ATTENTIONS}
+    curves = {name: [(float(i * m), float(counts[name])) for i, counts in multiples.items()] for name in ATTENTIONS}
     return Finding(
         (
             *(equals(name, counts[name], expected[name]) for name in ATTENTIONS),
@@ -153,7 +153,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {one.untyped_storage()._cdata for one in args if isinstance(one, torch.Tensor)}
+        given = {tensor.untyped_storage()._cdata for tensor in args if isinstance(tensor, torch.Tensor)}
         for tensor in out if isinstance(out, tuple | list) else (out,):
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:
                 self.add(tensor)
@@ -221,7 +221,7 @@ def measured_beside_counted(
     products = [float(counted(width, m, 1, projections=False)["encoder self-attention"]) for m in lengths]
     memory, seconds = [float(peak) for peak, _ in measured], [second for _, second in measured]
     values = {"products": products, "bytes": memory, "nanoseconds": [1e9 * second for second in seconds]}
-    curves = {name: list(zip(map(float, lengths), one, strict=True)) for name, one in values.items()}
+    curves = {name: list(zip(map(float, lengths), numbers, strict=True)) for name, numbers in values.items()}
     columns = ("tokens, M", "products", "peak bytes", "milliseconds")
     rows = [
         (m, product, peak, round(1000 * second, 3))

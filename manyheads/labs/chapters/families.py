@@ -223,7 +223,7 @@ def closed_models(
     present = [name for name in closed.split() if has_preset(name)]
     models = (*closed.split(), "gpt3-175b", "gpt2")
     known = {name: (has_preset(name), name.startswith("gpt2")) for name in models}
-    rows = [(name, *("yes" if one else "no" for one in answers)) for name, answers in known.items()]
+    rows = [(name, *("yes" if answer else "no" for answer in answers)) for name, answers in known.items()]
     return Finding(
         (
             equals("closed models that can be built here", ", ".join(present) or "none", "none"),

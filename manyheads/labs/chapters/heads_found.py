@@ -117,7 +117,7 @@ def what_heads_find(
     checkpoint = Checkpoint(model.eval(), tokenizer)
     validation = [sentence(rng) for _ in range(sentences)]
     tags, subjects = accuracies(model, collate(validation))
-    found = {each.relation: each for each in relation_heads(checkpoint, [links(one) for one in validation])}
+    found = {each.relation: each for each in relation_heads(checkpoint, [links(sentence) for sentence in validation])}
     subject = found["subject"]
     pair = collate([(list(words), place, 0, tag) for words, place, tag in DOCUMENT])
     own_tags, own_subjects = accuracies(model, pair)
@@ -139,10 +139,16 @@ def what_heads_find(
 
 def relation_table(found: list[RelationHead]) -> Table:
     rows = [
-        (one.relation, "none" if one.head is None else f"head {one.head + 1}", round(one.accuracy, 3), one.offset,
-         round(one.offset_accuracy, 3), one.count)
-        for one in found
-    ]  # fmt: skip
+        (
+            relation.relation,
+            "none" if relation.head is None else f"head {relation.head + 1}",
+            round(relation.accuracy, 3),
+            relation.offset,
+            round(relation.offset_accuracy, 3),
+            relation.count,
+        )
+        for relation in found
+    ]
     columns = ('from "run" to', "best head", "accuracy", "best offset", "its accuracy", "links")
     return Table("Where the highest weight is, beside the best fixed offset", columns, rows)
 
@@ -152,8 +158,8 @@ def pattern_table(checkpoint: Checkpoint, sentences: list[Sentence]) -> Table:
     names = ("previous", "first", "self", "next", "same")
     patterns = head_patterns(checkpoint, [[IDS[word] for word in words] for words, *_ in sentences[:100]])
     rows = list[list[Cell]]()
-    for one in patterns:
-        rows.append([f"head {one.head + 1}", *(round(one.measures[name], 3) for name in names)])
+    for pattern in patterns:
+        rows.append([f"head {pattern.head + 1}", *(round(pattern.measures[name], 3) for name in names)])
     return Table("Mean weight of all words on a pattern", ("head", *names), rows)
 
 

@@ -90,7 +90,7 @@ def without_the_mask(
     rows = [(*row, "needed" if row[2] else "not needed") for row in table]
     needed = ", ".join(row[0] for row in rows if row[3] == "needed")
     names = ("with a mask" if causal else "without a mask", "control, with a mask")
-    curves = {name: list(enumerate(one[0], 1)) for name, one in zip(names, (on_trial, control), strict=True)}
+    curves = {name: list(enumerate(result[0], 1)) for name, result in zip(names, (on_trial, control), strict=True)}
     return Finding(
         (
             at_most(f"loss {names[0]}", on_trial[1], floor / 3),

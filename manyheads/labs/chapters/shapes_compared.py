@@ -119,16 +119,16 @@ def comparison(results: Mapping[str, ShapeResult], length: int, mixed: float) ->
     rows = [
         (
             shape,
-            one.parameters,
-            one.multiply_adds,
+            result.parameters,
+            result.multiply_adds,
             1 if shape == "encoder" else length,
-            round(one.tokens_per_second),
-            round(one.mean, 3),
+            round(result.tokens_per_second),
+            round(result.mean, 3),
         )
-        for shape, one in results.items()
+        for shape, result in results.items()
     ]
-    means = {shape: one.mean for shape, one in results.items()}
-    deviations = {shape: pstdev(one.right) for shape, one in results.items() if len(one.right) > 1}
+    means = {shape: result.mean for shape, result in results.items()}
+    deviations = {shape: pstdev(result.right) for shape, result in results.items() if len(result.right) > 1}
     bars = Bars("Right answers", "share", means, deviations, {"dialects mixed": mixed})
     return Table("The three shapes on one task", columns, rows), bars
 

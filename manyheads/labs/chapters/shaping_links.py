@@ -36,7 +36,9 @@ class Reader:
         self.validation = [make_paragraph(self.rng) for _ in range(100)]
         tokenizer = TokenizerSpec.choose("words").make([paragraph.text for paragraph in self.train])
         self.special = SpecialTokens(vocab_size=tokenizer.get_vocab_size())
-        self.ids = [np.array(tokenizer.encode(one.text, add_special_tokens=False).ids) for one in self.train]
+        self.ids = [
+            np.array(tokenizer.encode(paragraph.text, add_special_tokens=False).ids) for paragraph in self.train
+        ]
         fields = {"attention": {"kind": "heads", "heads": 4}, "feedforward": {"kind": "mlp", "hidden": 64},
                   "position": "sinusoidal", "embed": {"kind": "tokens", "scale": True}, "layers": layers}  # fmt: skip
         model = small_model("encoder", vocab=self.special.vocab_size, seed=seed, init="xavier", **fields)
@@ -46,9 +48,9 @@ class Reader:
         """Trains by masked language modelling, with auxiliary losses."""
         task = MaskedSpec(mlm_probability=0.25)
         columns: dict[str, list[Any]] = {
-            "text": [one.text for one in self.train],
-            "arcs": [one.heads for one in self.train],
-            "relations": [one.relations for one in self.train],
+            "text": [paragraph.text for paragraph in self.train],
+            "arcs": [paragraph.heads for paragraph in self.train],
+            "relations": [paragraph.relations for paragraph in self.train],
         }
         targets = {term.name: term.attention_targets(columns, self.after.tokenizer, {}) for term in terms}
 
@@ -67,7 +69,7 @@ class Reader:
 
     def score(self, checkpoint: Checkpoint, *, trees: bool) -> dict[str, RelationHead]:
         """For each link of new paragraphs, the best head beside the best fixed offset."""
-        rows = [(one.text, links_of(one, trees=trees)) for one in self.validation]
+        rows = [(paragraph.text, links_of(paragraph, trees=trees)) for paragraph in self.validation]
         return {found.relation: found for found in relation_heads(checkpoint, rows)}
 
 
@@ -87,8 +89,17 @@ def head_matrix(checkpoint: Checkpoint, text: str, layer: int, head: int) -> lis
 
 
 def table_of(title: str, found: dict[str, RelationHead]) -> Table:
-    rows = [(one.relation, one.count, "none" if one.attention is None else f"{one.attention} {one.head}", one.accuracy,
-             one.offset, one.offset_accuracy) for one in found.values()]  # fmt: skip
+    rows = [
+        (
+            head.relation,
+            head.count,
+            "none" if head.attention is None else f"{head.attention} {head.head}",
+            head.accuracy,
+            head.offset,
+            head.offset_accuracy,
+        )
+        for head in found.values()
+    ]
     return Table(title, ("link", "count", "best head", "its accuracy", "best offset", "its accuracy"), rows)
 
 
@@ -127,7 +138,7 @@ def guided_head(
         )
         for name, checkpoint in (("before", reader.before), ("after", reader.after))
     )
-    better = sum(one.is_better for one in found.values() if one.relation != "nsubj⁻¹")
+    better = sum(head.is_better for head in found.values() if head.relation != "nsubj⁻¹")
     return Finding(
         (
             at_least("links from a verb to its subject that the best head follows", subject.accuracy, 0.8),

@@ -83,7 +83,7 @@ def summary(outcomes: Sequence[str]) -> str:
     """How many labs have each verdict."""
     names = {
         "holds": "hold", "holds with a correction": "hold with a correction", "fails": "fail",
-        "undecided at this size": "are undecided at this size", "error": "ended with an error",
+        "undecided at this size": "undecided at this size", "error": "ended with an error",
     }  # fmt: skip
     counts = {name: list(outcomes).count(verdict) for verdict, name in names.items()}
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
@@ -93,7 +93,9 @@ def summary(outcomes: Sequence[str]) -> str:
 
 
 def next_commands(lab: Lab) -> list[str]:
-    return [f"manyheads lab run {lab.id} {flags}" for flags in lab.try_next]
+    """Commands of other runs, without the opposite, which is shown by itself."""
+    commands = [f"manyheads lab run {lab.id} {flags}" for flags in lab.try_next]
+    return [command for command in commands if command != opposite_command(lab)]
 
 
 def opposite_command(lab: Lab) -> str:

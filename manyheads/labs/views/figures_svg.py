@@ -45,7 +45,7 @@ def _(figure: Lines, *, has_style: bool = True) -> str:
     x = make_axis([x for x, _ in points], log=figure.log_x, max_ticks=9)
     title, top = title_lines(figure.title)
     key, height = legend(line_keys(figure), top)
-    plot = Plot(x, y, left=max(text_width(one, "line") for one in y.labels) + 16, top=top + height + 26)
+    plot = Plot(x, y, left=max(text_width(label, "line") for label in y.labels) + 16, top=top + height + 26)
     hidden = not all(is_shown(a, x.log) and is_shown(b, y.log) for a, b in points)
     parts = [
         title, key, plot.axes(figure.x, figure.y),

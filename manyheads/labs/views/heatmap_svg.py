@@ -73,7 +73,7 @@ def cell_size(figure: Heatmap, has_numbers: bool, low: float, high: float) -> tu
     rows, columns = len(figure.values), max(map(len, figure.values))
     if has_numbers:
         texts = [format_value(value, low, high) for row in figure.values for value in row if value is not None]
-        needed = max((text_width(one, "line") for one in texts), default=20.0) + 10
+        needed = max((text_width(label, "line") for label in texts), default=20.0) + 10
         return min(max(46.0, needed), 520 / columns), 30.0
     side = min(26.0, MAX_SIDE / columns, MAX_SIDE / rows) if max(rows, columns) < 4 * min(rows, columns) else 0
     return (side, side) if side else (min(26.0, 520 / columns), min(26.0, MAX_SIDE / rows))

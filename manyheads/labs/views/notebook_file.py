@@ -37,7 +37,7 @@ def code_cell(code: str) -> dict[str, Any]:
 def lab_text(lab: Lab) -> Iterator[str]:
     yield f"## {lab.title}"
     claims = [f"- **{row.id}** {row.claim} *{citation(row.source)}*" for row in claims_of(lab)]
-    claims += [f"- Erratum {one.id}: {one.claim} {one.correction}" for one in errata_of(lab)]
+    claims += [f"- Erratum {erratum.id}: {erratum.claim} {erratum.correction}" for erratum in errata_of(lab)]
     if claims:
         yield "\n".join(claims)
     if lab.text:
@@ -46,5 +46,5 @@ def lab_text(lab: Lab) -> Iterator[str]:
 
 def run_code(lab: Lab) -> str:
     """A call with every parameter and its meaning, so that a reader sees what can be changed."""
-    lines = [f"    {one.name}={one.default!r},  # {one.meaning}" for one in lab.parameters()]
+    lines = [f"    {parameter.name}={parameter.default!r},  # {parameter.meaning}" for parameter in lab.parameters()]
     return "\n".join(["manyheads.run_lab(", f"    {lab.id!r},", *lines, "    seed=0,", ")"])

@@ -30,9 +30,13 @@ def run_html(run: LabRun) -> Html:
 def report_html(outcomes: Sequence[Outcome], facts: Mapping[str, str], *, has_all: bool) -> str:
     """One page of all outcomes by chapter, with the errata; `facts` are the command, the versions and the like."""
     claims = read_claims()
-    chapters = [one for one in chapters_of(outcomes) if has_all or any(o.lab.chapter == one.id for o in outcomes)]
+    chapters = [
+        chapter for chapter in chapters_of(outcomes) if has_all or any(o.lab.chapter == chapter.id for o in outcomes)
+    ]
     errata = [
-        one for one in claims.errata.values() if has_all or any(one.id in outcome.lab.errata for outcome in outcomes)
+        erratum
+        for erratum in claims.errata.values()
+        if has_all or any(erratum.id in outcome.lab.errata for outcome in outcomes)
     ]
     verdicts = [verdict_of(outcome) for outcome in outcomes]
     content = f"""<div class="mh-labs"><style>{STYLE}{style()}</style>
@@ -113,7 +117,10 @@ def claims_html(rows: Sequence[Row], errata: Sequence[Erratum]) -> str:
         f"<li><b>{row.id}</b> {inline(row.claim)} <cite>{escape(explain.citation(row.source))}</cite></li>"
         for row in rows
     ]
-    items += [f'<li>Erratum <a href="#erratum-{one.id}">{one.id}</a>: {inline(one.correction)}</li>' for one in errata]
+    items += [
+        f'<li>Erratum <a href="#erratum-{erratum.id}">{erratum.id}</a>: {inline(erratum.correction)}</li>'
+        for erratum in errata
+    ]
     return f'<ul class="claims">{"".join(items)}</ul>' if items else ""
 
 
@@ -177,7 +184,7 @@ def table_html(title: str, names: Sequence[str], rows: Iterable[Sequence[str]], 
 
 
 def errata_html(errata: Sequence[Erratum], outcomes: Sequence[Outcome]) -> str:
-    items = "\n".join(erratum_html(one, outcomes) for one in errata)
+    items = "\n".join(erratum_html(erratum, outcomes) for erratum in errata)
     return (
         f'<section id="errata">\n<h2>Errata</h2>\n<p>What the documents state and is not so.</p>\n{items}</section>\n'
     )
@@ -185,8 +192,10 @@ def errata_html(errata: Sequence[Erratum], outcomes: Sequence[Outcome]) -> str:
 
 def erratum_html(erratum: Erratum, outcomes: Sequence[Outcome]) -> str:
     shown = claim_tree(erratum, outcomes)
-    runs = [one for one in outcomes if erratum.id in one.lab.errata]
-    links = [f'<a href="#lab-{one.lab.id}">{one.lab.id}</a>: {inline(explain.evidence(one))}' for one in runs]
+    runs = [outcome for outcome in outcomes if erratum.id in outcome.lab.errata]
+    links = [
+        f'<a href="#lab-{outcome.lab.id}">{outcome.lab.id}</a>: {inline(explain.evidence(outcome))}' for outcome in runs
+    ]
     evidence = "; ".join(links) or tests_html(shown["tests"])
     return f"""<article id="erratum-{erratum.id}">
 <h3>{erratum.id} <cite>{escape(explain.citation(erratum.source))}</cite></h3>
@@ -202,10 +211,12 @@ def inline(text: str) -> str:
     """A text with its code between backticks as code, and v_a elsewhere with a subscript."""
     pieces = re.split(r"`([^`]+)`", escape(text, quote=False))
     return "".join(
-        f"<code>{one}</code>" if i % 2 else SUBSCRIPT.sub(r"<sub>\1</sub>", one) for i, one in enumerate(pieces)
+        f"<code>{piece}</code>" if i % 2 else SUBSCRIPT.sub(r"<sub>\1</sub>", piece) for i, piece in enumerate(pieces)
     )
 
 
 def prose(text: str) -> str:
     blocks = text.split("\n\n") if text else []
-    return "\n".join(f"<pre>{escape(one)}</pre>" if one.startswith(" ") else f"<p>{inline(one)}</p>" for one in blocks)
+    return "\n".join(
+        f"<pre>{escape(block)}</pre>" if block.startswith(" ") else f"<p>{inline(block)}</p>" for block in blocks
+    )

@@ -15,7 +15,7 @@ STYLE = """
 .mh-labs .claims { margin: .3rem 0 1rem; padding: .6rem 1rem .6rem 1.4rem; background: var(--card); border-radius: 6px;
   list-style: none; padding-left: 1rem }
 .mh-labs .claims li + li { margin-top: .4rem }
-.mh-labs nav ol { columns: 2 18rem; padding-left: 1.4rem }
+.mh-labs nav ol { columns: 2 18rem; column-gap: 2.6rem; padding-left: 1.6rem }
 .mh-labs .badge { font-size: .82rem; font-weight: 600; white-space: nowrap; border: 1.5px solid; border-radius: 99px;
   padding: .08rem .6rem; margin-left: .3rem; display: inline-block }
 .mh-labs .holds { color: var(--good) }
