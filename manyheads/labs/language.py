@@ -66,13 +66,14 @@ def source(name: str) -> Tune | Biographies:
 @cache
 def language_model(
     text: str, scheme: str, *, causal: bool = True, width: int = 32, steps: int = 200,
-    rows: int = 48, lr: float = 6e-3, window: int = 0, seed: int = 0,
+    rows: int = 48, lr: float = 6e-3, window: int = 0, layers: int = 2, seed: int = 0,
 ) -> Model:  # fmt: skip
-    """A model of two layers that predicts the next token, or, if it is not causal, the tokens that are masked."""
+    """A model that predicts the next token, or, if it is not causal, the tokens that are masked."""
     data, rng = source(text), torch.Generator().manual_seed(seed)
     model = small_model(
         "decoder" if causal else "encoder", vocab=data.vocab + 1, head="tied", position=dict(SCHEMES[scheme]),
-        width=width, attention={"heads": 4}, feedforward={"hidden": 4 * width}, embed={"scale": True}, init="xavier",
+        layers=layers, width=width, attention={"heads": 4}, feedforward={"hidden": 4 * width},
+        embed={"scale": True}, init="xavier",
         mask={"causal": causal, "window": window or None}, seed=seed,
     )  # fmt: skip
     loss = next_token_loss if causal else masked_token_loss

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import time
 
 import pytest
 from command import error_of, run, run_json, started
+
+from manyheads.cli.lab import read_flags
+from manyheads.labs.lab import all_labs
+from manyheads.labs.views.explain import next_commands, opposite_command
 
 OWN_LABS = '''
 import os
@@ -267,3 +272,12 @@ def test_a_notebook_runs(own, tmp_path):
     assert "mh-figure" in result._repr_html_()
     assert error_of("lab", "notebook", "attention", "-o", path, check=2)["code"] == "usage.output-exists"
     assert "attention" in error_of("lab", "notebook", "atention", check=2)["message"]
+
+
+@pytest.mark.parametrize("name", all_labs())
+def test_the_commands_that_a_lab_suggests_have_flags_that_it_takes(name):
+    lab = all_labs()[name]
+    for command in (*next_commands(lab), opposite_command(lab)):
+        _, _, _, lab_id, *flags = shlex.split(re.sub(" --seed [0-9]+", "", command))
+        assert lab_id == name
+        read_flags([lab], flags)  # raises for a flag or a value that the lab does not take

@@ -15,6 +15,6 @@ def test_the_claim_holds_and_its_opposite_fails(name):
 
 def test_the_bottleneck_shows_at_few_tokens_but_50_need_the_full_size():
     lab = all_labs()["bottleneck"]
-    finding = run_lab(lab, size="smallest").finding
+    finding = run_lab(lab, at="smallest").finding
     assert finding.verdict == "undecided at this size", finding.checks
-    assert run_lab(lab, size="smallest", **lab.opposite).finding.verdict == "fails"
+    assert run_lab(lab, at="smallest", **lab.opposite).finding.verdict == "fails"

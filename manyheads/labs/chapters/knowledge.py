@@ -121,7 +121,7 @@ def more_biographies(
     questions: Annotated[int, "questions of fine-tuning, in the assignment"] = 2000,
     seed: int = 0,
 ) -> Finding:
-    """The texts of pretraining are 68 % more than the questions of fine-tuning.
+    """68 % is the share of questions per biography; the biographies are 47 % more.
 
     An answer in the document explains the success of pretraining by a dataset that is "bigger (68 %)". The assignment
     has 2,937 biographies and 2,000 questions. A share of x and an excess of x are not the same: n = (1 + x) m against
@@ -146,7 +146,7 @@ def more_biographies(
     smallest={"steps": 200, "pairs": 6},
     full={"steps": 2000},
     opposite={"shuffled": False},
-    try_next=("--shuffled false", "--pairs 12"),
+    try_next=("--pairs 12", "--steps 1000"),
 )
 def synthesizer_lookup(
     *,

@@ -150,9 +150,9 @@ def vectors_of_shaw(
     clip: Annotated[int, "k, the largest offset with a vector of its own"] = 8,
     seed: int = 0,
 ) -> Finding:
-    """A bias per offset is essentially the scheme of Shaw et al. 2018.
+    """A bias per offset is simpler than the scheme of Shaw et al. 2018, which has vectors.
 
-    The document says so, and it is not quite right. Shaw's scheme has a vector a per offset and adds q_i · a: the same
+    The document calls them essentially the same. Shaw's scheme has a vector a per offset and adds q_i · a: the same
     offset counts more for one query than for another. The vectors have the size K of a head, and the heads share them,
     so there are (2k + 1)·K parameters in a layer. A scalar bias adds the same π to every query, and each head has its
     own.

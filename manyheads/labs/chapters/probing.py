@@ -32,10 +32,12 @@ def is_causal(mask: str) -> bool:
 
 
 def probe_model(
-    scheme: str, mask: str, label: Label, *, steps: int, rows: int, seed: int, text: str = "tune"
+    scheme: str, mask: str, label: Label, *, steps: int, rows: int, seed: int, text: str = "tune", layers: int = 2
 ) -> tuple[ProbeReport, bool]:
     """The probes of a language model, and whether its weights are the same after them."""
-    model = language_model(text, scheme, causal=is_causal(mask), width=64, rows=24, steps=steps, seed=seed)
+    model = language_model(
+        text, scheme, causal=is_causal(mask), width=64, rows=24, layers=layers, steps=steps, seed=seed
+    )
     before = hash_weights(model)
     windows = source(text).windows(rows, torch.Generator().manual_seed(seed + 1)).tolist()
     report = probe(model, windows, label, seed=seed)
@@ -88,6 +90,7 @@ def position_probe(
     text: Annotated[str, "tune or biographies"] = "tune",
     scheme: Annotated[str, "position scheme of the model"] = "none",
     mask: Mask = "causal",
+    layers: Annotated[int, "layers of the model"] = 2,
     steps: Annotated[int, "training steps"] = 120,
     rows: Annotated[int, "rows for the probes, a fifth of them to test"] = 200,
     seed: int = 0,
@@ -102,7 +105,7 @@ def position_probe(
     the model before training, and probes fitted on shuffled labels, which must stay at chance.
     """
     progress("training and probes", 0, 1)
-    report, is_frozen = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed, text=text)
+    report, is_frozen = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed, layers=layers, text=text)
     best = max(range(1, len(report.layers)), key=lambda i: report.layers[i].accuracy)
     layer, title = report.layers[best], f"Accuracy of the position, {LENGTH} positions"
     low, _ = corrected_interval(layer.accuracy, report)
@@ -138,6 +141,7 @@ def blind_probe(
     *,
     scheme: Annotated[str, "position scheme of the model"] = "none",
     mask: Mask = "bidirectional",
+    layers: Annotated[int, "layers of the model"] = 2,
     steps: Annotated[int, "training steps"] = 120,
     rows: Annotated[int, "rows for the probes, a fifth of them to test"] = 200,
     seed: int = 0,
@@ -152,7 +156,7 @@ def blind_probe(
     (Bonferroni), and they count rows and not tokens, since the tokens of one row are not independent.
     """
     progress("training and probes", 0, 1)
-    report, _ = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed)
+    report, _ = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed, layers=layers)
     title = f"Accuracy of the position, {LENGTH} positions"
     return Finding(
         tuple(at_chance(report, i) for i in range(len(report.layers))),

@@ -261,7 +261,7 @@ def keys_from_the_encoder(
 
 @lab(
     "shapes",
-    rows=("G5",),
+    rows=("G5", "P12"),
     seconds=(0.1, 0.1),
     opposite={"sublayer": "attention"},
     try_next=("--source 'il fait beau' --target 'the weather is fine'", "--sublayer attention"),

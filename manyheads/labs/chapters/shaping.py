@@ -70,7 +70,7 @@ def literal_weights(model: Model, ids: Tensor) -> Tensor:
 
 @lab(
     "shaping",
-    rows=("J1",),
+    rows=("J1", "P12"),
     seconds=(0.2, 0.2),
     opposite={"strength": 1.0},
     try_next=("--strength 3", "--relation nsubj"),
