@@ -52,8 +52,9 @@ def test_the_pages_are_what_the_generator_writes(generated):
 def test_every_lab_has_a_recorded_result_and_none_fails():
     results = json.loads(generate_labs.RESULTS.read_text(encoding="utf-8"))["labs"]
     package = [lab.id for lab in all_labs().values() if lab.function.__module__.startswith("manyheads.labs.")]
-    assert {one["lab"] for one in results} == set(package), "docs/labs/results.json is stale: run make labs-full"
-    assert not [one["lab"] for one in results if not one["verdict"].startswith("holds")]
+    assert {result["lab"] for result in results} == set(package), "docs/labs/results.json is stale: run make labs-full"
+    accepted = {"full": ("holds",), "quick": ("holds", "undecided")}
+    assert not [result["lab"] for result in results if not result["verdict"].startswith(accepted[result["size"]])]
 
 
 def test_a_key_without_a_meaning_and_a_meaning_without_a_key_are_found():

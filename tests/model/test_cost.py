@@ -166,7 +166,7 @@ def test_multiply_adds_are_those_of_this_thread_while_another_is_inside_a_module
             model(ids)
         if handle:
             handle.remove()
-        return counter.by_part
+        return counter.by_module
 
     def wait_inside(*_):
         if threading.get_ident() != thread:
