@@ -135,6 +135,7 @@ def confidence(
             reported("AUROC", auroc(correct, probabilities)),
             reported("AUROC, upper end", high),
             reported("AUROC of the smallest token probability", auroc(correct, smallest)),
+            reported("AUROC among people of the texts alone", auroc_of_readers(experiments)),
             at_most("risk at half of the coverage, less that of all answers", half - curve[-1][1], 0.0),
             reported("expected calibration error", expected_calibration_error(correct, probabilities)),
             reported("majority baseline", majority_of(experiments)),
@@ -146,6 +147,15 @@ def confidence(
                   "calibrated": [(0.0, 0.0), (1.0, 1.0)]}),
         ),
     )  # fmt: skip
+
+
+def auroc_of_readers(experiments: Sequence[Experiment]) -> float | str:
+    """AUROC without the people in no text, whose names alone give them away."""
+    replies = all_replies(experiments, held_out=False)
+    correct = right(replies)
+    if len(set(correct)) == 1:
+        return f"all are {'right' if correct[0] else 'wrong'}"
+    return auroc(correct, [reply.probability for reply in replies])
 
 
 def reliability(correct: Sequence[bool], probabilities: Sequence[float]) -> list[tuple[float, float]]:

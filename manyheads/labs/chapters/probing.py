@@ -70,6 +70,12 @@ def corrected_interval(accuracy: float, report: ProbeReport) -> tuple[float, flo
     return wilson(accuracy, report.tokens // LENGTH, z)
 
 
+def largest_at_chance(report: ProbeReport) -> float:
+    """The largest accuracy whose interval still contains chance: the test cannot tell it from chance."""
+    steps = [i / 1000 for i in range(1000)]
+    return max(accuracy for accuracy in steps if corrected_interval(accuracy, report)[0] <= report.chance)
+
+
 def at_chance(report: ProbeReport, layer: int) -> Check:
     low, high = corrected_interval(report.layers[layer].accuracy, report)
     name, expected = f"layer {layer}: interval of the accuracy", f"contains chance, {report.chance:.3f}"
@@ -159,7 +165,10 @@ def blind_probe(
     report, _ = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed, layers=layers)
     title = f"Accuracy of the position, {LENGTH} positions"
     return Finding(
-        tuple(at_chance(report, i) for i in range(len(report.layers))),
+        (
+            *(at_chance(report, i) for i in range(len(report.layers))),
+            reported("largest accuracy that so few rows cannot tell from chance", largest_at_chance(report)),
+        ),
         (layers_figure(report, title), layers_table(report, title)),
     )
 
