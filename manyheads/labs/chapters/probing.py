@@ -178,7 +178,7 @@ def blind_probe(
     rows=("L5",),
     seconds=(15.0, 300.0),
     smallest={"schemes": "none", "embedded": "sinusoidal", "rows": 60, "steps": 60},
-    full={"rows": 600, "steps": 600, "schemes": "none sinusoidal learned relative clipped alibi rope"},
+    full={"rows": 600, "steps": 600, "schemes": "none relative clipped alibi rope"},
     opposite={"embedded": "none"},
     try_next=("--mask bidirectional", "--schemes clipped,alibi,shaw"),
 )
