@@ -210,7 +210,7 @@ def round_trip(seed: int) -> float:
 )
 def closed_models(
     *,
-    closed: Annotated[str, "models said to be closed, separated by spaces"] = "chatgpt claude gemini gpt-4",
+    closed: Annotated[str, "names of closed models, separated by spaces"] = "chatgpt claude gemini gpt-4",
     seed: int = 0,
 ) -> Finding:
     """ChatGPT, Claude, Gemini and GPT-4 can only be named: their weights and sizes are not public. GPT-2 is open.

@@ -210,10 +210,10 @@ def lookup_accuracy(kind: str, pairs: int, shuffled: bool, steps: int, seed: int
         """A vector (key, value) for each pair and then (key, 0), and the value of that key."""
         values = torch.rand(count, pairs, generator=rng).argsort(1)
         keys = torch.rand(count, pairs, generator=rng).argsort(1) if shuffled else torch.arange(pairs).expand(count, -1)
-        asked = torch.randint(pairs, (count, 1), generator=rng)
+        query = torch.randint(pairs, (count, 1), generator=rng)
         facts = torch.cat((one_hot[keys], one_hot[values.gather(1, keys)]), -1)
-        question = torch.cat((one_hot[asked], torch.zeros(count, 1, pairs)), -1)
-        return torch.cat((facts, question), 1), values.gather(1, asked)[:, 0]
+        question = torch.cat((one_hot[query], torch.zeros(count, 1, pairs)), -1)
+        return torch.cat((facts, question), 1), values.gather(1, query)[:, 0]
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])

@@ -286,10 +286,10 @@ def unknown_people(
     """
     files = biographies, questions, validation
     experiments = run_seeds({"people": people, "cities": cities, "steps": steps}, files, seeds, seed, progress)
-    asked = [(each, reply) for each in experiments for reply in (each.validation if read else each.held_out)]
-    replies = [reply for _, reply in asked]
+    pairs = [(each, reply) for each in experiments for reply in (each.validation if read else each.held_out)]
+    replies = [reply for _, reply in pairs]
     low, high = wilson_interval(sum(right(replies)), len(replies))
-    majority = accuracy([reply.place == each.people.majority() for each, reply in asked])
+    majority = accuracy([reply.place == each.people.majority() for each, reply in pairs])
     given, true = (Counter(texts) for texts in ([r.answer.guess for r in replies], [r.place for r in replies]))
     shares = {place: count / len(replies) for place, count in given.most_common(8)}
     return Finding(
@@ -307,16 +307,16 @@ def unknown_people(
             Bars("The most frequent answers", "share of the questions", shares),
             Table("Answers, and the people of fine-tuning with the most similar names",
                   ["question", "answer", "probability", "similar name", "born in", "similarity"],
-                  similar_names(asked[:9])),
+                  similar_names(pairs[:9])),
         ),
         note="The danger: the answer has the form of knowledge and nothing behind it, and who asks cannot see that. "
         "Names carry origin and gender, so answers by similar names repeat prejudices.",
     )  # fmt: skip
 
 
-def similar_names(asked: Sequence[tuple[Experiment, Reply]]) -> list[list[float | str | None]]:
+def similar_names(pairs: Sequence[tuple[Experiment, Reply]]) -> list[list[float | str | None]]:
     rows: list[list[float | str | None]] = []
-    for experiment, reply in asked:
+    for experiment, reply in pairs:
         ((name, place, ratio),) = experiment.people.nearest_names(reply.answer.question, 1)
         rows.append(
             [reply.answer.question, reply.answer.guess, f"{reply.probability:.3f}", name, place, f"{ratio:.2f}"]

@@ -100,7 +100,7 @@ def masked_outputs(position: str, seed: int, *, keep_position: bool) -> tuple[Te
     task = MaskedSpec(mlm_probability=0.4, mask_replace_prob=1.0, random_replace_prob=0.0)
     inputs = task.batch([(ids,)], special, np.random.default_rng(seed + 6)).inputs
     masked = inputs.tokens[0] == special.mask
-    if not keep_position:  # every mask is said to be at position 0
+    if not keep_position:  # every mask is given position 0
         positions = torch.arange(len(masked))[None].masked_fill(masked, 0)
         inputs = Inputs(inputs.tokens, positions=positions)
     model = randomised(small_model("encoder", vocab=len(names), seed=seed, position=position))
