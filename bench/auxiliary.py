@@ -28,7 +28,7 @@ from manyheads.parts.inputs import Inputs
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
 from manyheads.parts.statistics import entropy
-from manyheads.tasks.auxiliary import FocusSpec, loss_with_auxiliary, term_counts, total_loss
+from manyheads.tasks.auxiliary import FocusSpec, loss_with_auxiliary, auxiliary_counts, total_loss
 from manyheads.tasks.batch import Batch
 from manyheads.tasks.language import CausalSpec
 
@@ -43,7 +43,7 @@ def random_batch(length: int, rows: int) -> Batch:
 
 def fused(model: Any, batch: Batch) -> Tensor:
     loss = loss_with_auxiliary(CausalSpec(), FOCUS, model, batch)
-    return total_loss(loss, loss.count, FOCUS, term_counts(FOCUS, model, [batch]))
+    return total_loss(loss, loss.count, FOCUS, auxiliary_counts(FOCUS, model, [batch]))
 
 
 def explicit(model: Any, batch: Batch) -> Tensor:

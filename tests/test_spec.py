@@ -366,7 +366,7 @@ def test_every_part_says_what_it_computes_and_every_field_what_it_means():
     for base in SLOTS.values():
         assert base.formula()
         assert base.default_kind in (
-            {*base.kinds} if base.slot not in ("data", "task", "auxiliary_loss", "filter") else {""}
+            {*base.kinds} if base.slot not in ("data", "task", "auxiliary_loss", "logits_processor") else {""}
         ), "of these somebody must choose"
         for part in base.kinds.values():
             assert part.formula()

@@ -173,7 +173,7 @@ class Conversation:
             self.messages.append({"role": "user", "content": text})
             self.answer, pieces, is_answered = None, list[str](), False
             try:
-                steps = self.checkpoint.generator.stream(self.encode(), self.config, self.cache)
+                steps = self.checkpoint.text_generator.stream(self.encode(), self.config, self.cache)
                 while self.answer is None:
                     try:
                         pieces.append(next(steps))

@@ -275,7 +275,7 @@ class Checkpoint:
 
     def decode(self, ids: Sequence[int]) -> Any:
         """The text of ids; without a tokenizer, the ids."""
-        return self.generator.decode(ids)
+        return self.text_generator.decode(ids)
 
     def check_length(self, count: int, index: int = 0) -> None:
         if not count:
@@ -312,13 +312,13 @@ class Checkpoint:
         is_list = is_batch(prompt)
         prompts: Sequence[Any] = prompt if is_list else [prompt]
         is_text, rows = all_texts(prompts), self.to_input_ids(prompts)
-        outputs = dict(self.generator.texts(rows, config))
+        outputs = dict(self.text_generator.texts(rows, config))
         results: list[Any] = [outputs[i] for i in range(len(rows))]
         warn_notes(text for texts in results for text in texts)
         if "n" not in settings:
             results = [best for best, *_ in results]
             if not details and config.logprobs is None:
-                results = [best.text if is_text else best.tokens for best in results]
+                results = [best.text if is_text else best.token_ids for best in results]
         return results if is_list else results[0]
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, details: bool = False, **settings: Any) -> Any:
@@ -328,7 +328,7 @@ class Checkpoint:
         the messages, and what the model has read of them.
         """
         config = chat_config(self, **settings)
-        ((_, results),) = self.generator.texts(self.encode_chats([check_messages(messages)]), config)
+        ((_, results),) = self.text_generator.texts(self.encode_chats([check_messages(messages)]), config)
         warn_notes(results)
         if "n" in settings:
             return results
@@ -337,7 +337,7 @@ class Checkpoint:
     def stream_chat(self, messages: Sequence[Mapping[str, str]], **settings: Any) -> Iterator[str]:
         """Yields the answer to a conversation in pieces, each as soon as it is final. Settings are those of `chat`."""
         config = chat_config(self, **settings)
-        return with_warning(self.generator.stream(self.encode_chats([check_messages(messages)])[0], config))
+        return with_warning(self.text_generator.stream(self.encode_chats([check_messages(messages)])[0], config))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]]) -> str:
         """A conversation as one text, up to where the answer begins, as `apply_chat_template` of transformers."""
@@ -354,10 +354,10 @@ class Checkpoint:
         """Yields the generated text in pieces, each as soon as it is final. Settings are those of `generate`."""
         config = generation_config(self.generation_settings, **settings)
         self.check_reads_text()
-        return with_warning(self.generator.stream(self.encode_ids([text])[0], config))
+        return with_warning(self.text_generator.stream(self.encode_ids([text])[0], config))
 
     @cached_property
-    def generator(self) -> TextGenerator:
+    def text_generator(self) -> TextGenerator:
         """Runs the decoding methods on rows of ids."""
         return TextGenerator(self.model, self.tokenizer, self.context_length)
 

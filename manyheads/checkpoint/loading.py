@@ -28,7 +28,7 @@ from manyheads.files.read import explain_read_errors, read_bytes, safe_join
 from manyheads.model.builder import DTYPES, check_device
 from manyheads.spec import quote
 
-MAX_READS = 100  # attempts to read a checkpoint that a running training keeps replacing
+MAX_READS = 100  # attempts to read a checkpoint that a running `train` keeps replacing
 
 
 def load(

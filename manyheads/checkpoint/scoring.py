@@ -46,7 +46,7 @@ def score(
             for row, ids in zip(rows, checkpoint.to_input_ids(sources), strict=True)
         ]
     scores = score_rows(checkpoint.model, rows, window=checkpoint.context_length, stride=stride)
-    name, results = checkpoint.generator.token_name, []
+    name, results = checkpoint.text_generator.token_name, []
     for item, row, logprobs in zip(texts, rows, scores, strict=True):
         results.append(row.to_scored_text(item if isinstance(item, str) else "", logprobs, name))
     return results if is_list else results[0]

@@ -189,7 +189,7 @@ def respond(conversation: Conversation, text: str, is_command: bool) -> None:
     typer.echo()
     answer = conversation.answer
     if answer is not None and answer.finish_reason == "length":
-        print_note(answer.note or f"the answer ends here because it has {len(answer.tokens):,} tokens")
+        print_note(answer.note or f"the answer ends here because it has {len(answer.token_ids):,} tokens")
 
 
 # ------------------------------------------------------------------------------------------------------------ commands

@@ -38,7 +38,7 @@ OtherSettings = Annotated[
         "--set",
         "-s",
         metavar="NAME=VALUE",
-        help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
+        help="Any other setting of 'manyheads show decoding' and 'manyheads show logits_processor', such as min_p=0.1.",
     ),
 ]
 Seed = Annotated[int | None, typer.Option(parser=integer, metavar="N", help="Random seed for sampling [default: 0].")]

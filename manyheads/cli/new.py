@@ -30,7 +30,7 @@ def new(
             metavar="ARCHITECTURE", help="Architecture of the model, such as recurrent [default: by the task]."
         ),
     ] = None,
-    fields: Annotated[
+    columns: Annotated[
         str | None, typer.Option(metavar="A,B", help="Columns to read, by name or by number from 0.")
     ] = None,
     overrides: Annotated[
@@ -51,7 +51,7 @@ def new(
     Architecture, size, tokenizer, batch size and steps are chosen for the data and this machine, each with its reason.
 
     Examples: manyheads new translate pairs.tsv --output run.toml · manyheads new copy ·
-    manyheads new classify reviews.jsonl --fields text,stars --init-from ./bert
+    manyheads new classify reviews.jsonl --columns text,stars --init-from ./bert
     """
     from manyheads.files.write import check_new_file, explain_write_errors, write_atomic
 
@@ -69,7 +69,7 @@ def new(
             task,
             file,
             architecture=architecture,
-            fields=fields,
+            columns=columns,
             overrides=overrides or [],
             minutes=minutes,
             init_from=init_from,

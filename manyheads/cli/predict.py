@@ -139,7 +139,7 @@ def predict_text(text: str, path: str, load: Callable[[], Pipeline], *, as_json:
         progress.describe("predicting")
         if stream is not False and can_stream:
             ((ids, truncation),) = pipeline.task.encode_checked(pipeline.checkpoint, pipeline.options, [text])
-            pieces = pipeline.checkpoint.generator.stream(ids, pipeline.options.generation)
+            pieces = pipeline.checkpoint.text_generator.stream(ids, pipeline.options.generation)
             note = print_pieces(pieces, progress).note
             print_notes(truncation | ({} if note is None else {"note": note}))
             return

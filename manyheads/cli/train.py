@@ -192,7 +192,7 @@ class TrainingProgress(Progress):
 
     def show_step(self, event: Step) -> None:
         speed = event.tokens / max(event.seconds, 1e-9)
-        values = {} if event.skipped else {"loss": event.loss} | event.terms
+        values = {} if event.skipped else {"loss": event.loss} | event.auxiliary_losses
         for name, value in (values | {"tokens/s": speed}).items():
             self.means[name] = 0.95 * self.means[name] + 0.05 * value if name in self.means else value
         losses = [f"{name} {mean:.3f}" for name, mean in self.means.items() if name != "tokens/s"]

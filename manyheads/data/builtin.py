@@ -142,7 +142,7 @@ def is_ambiguous(text: str, value: date, languages: tuple[str, ...]) -> bool:
 
 
 class SequenceSpec(DataSpec, kind="sequence"):
-    """Random symbols to copy, reverse, sort, look up or close
+    """Random symbols to copy, reverse, sort or look up, or brackets to close
 
     copy: a b c → a b c. reverse: → c b a. sort: in alphabetical order. lookup: keys with a value each, then one key:
     a d b c a → d. dyck: brackets are opened (a) and some closed (A), and the target closes the rest: a b B c → C A.

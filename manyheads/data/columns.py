@@ -19,9 +19,9 @@ from manyheads.spec import Tree, parse, quote
 
 @dataclass(frozen=True)
 class Columns:
-    """The value for `data.fields`, None if the default fits the file, and the reason."""
+    """The value for `data.columns`, None if the default fits the file, and the reason."""
 
-    fields: tuple[str | int, ...] | None
+    names: tuple[str | int, ...] | None
     reason: str
 
 
@@ -41,35 +41,35 @@ def choose_columns(
     path: Path,
     kind: type[DataSpec],
     *,
-    fields: str | None = None,
+    columns: str | None = None,
     longer_column_first: bool = False,
     settings: Tree | None = None,
 ) -> Columns:
-    """Returns the columns in `fields` (names or numbers, separated by commas), or detects them if it is None.
+    """Returns the columns in `columns` (names or numbers, separated by commas), or detects them if it is None.
 
     With `longer_column_first`, the longer of two texts is the source, as a document is longer than its summary.
     `settings` are other fields of the data, such as the delimiter.
     """
     required, optional = kind.file_columns(path)
-    if fields is None and (not required or path.is_dir()):
+    if columns is None and (not required or path.is_dir()):
         return Columns(None, "")
     spec: Any = parse(kind, {"path": str(path)} | (settings or {}))
-    if fields is None:
+    if columns is None:
         return detect_columns(spec, required, longer_column_first=longer_column_first)
     if not required:
-        raise IncompatibleError(f"fields is {quote(fields)}, and {path} has no columns for the kind {kind.kind}")
-    names = [name.strip() for name in fields.split(",")]
+        raise IncompatibleError(f"columns is {quote(columns)}, and {path} has no columns for the kind {kind.kind}")
+    names = [name.strip() for name in columns.split(",")]
     if not len(required) <= len(names) <= len(required + optional) or not all(names):
         expected = f"{len(required)} columns separated by a comma: {' and '.join(required)}"
-        raise IncompatibleError(f"fields is {quote(fields)}, expected {expected}")
+        raise IncompatibleError(f"columns is {quote(columns)}, expected {expected}")
     return Columns(numbers_to_names(spec, [int(name) if name.isdecimal() else name for name in names]), "as given")
 
 
-def numbers_to_names(spec: TableSpec, fields: Sequence[str | int]) -> tuple[str | int, ...]:
+def numbers_to_names(spec: TableSpec, columns: Sequence[str | int]) -> tuple[str | int, ...]:
     """Replaces column numbers by names, if the file has them, so that another file with these names is read alike."""
     table = spec.open_table(Path(spec.path), Counter())
     names = table.names if table is not None and table.has_names else ()
-    return tuple(names[column] if isinstance(column, int) and column < len(names) else column for column in fields)
+    return tuple(names[column] if isinstance(column, int) and column < len(names) else column for column in columns)
 
 
 def detect_columns(spec: TableSpec, required: Sequence[str], *, longer_column_first: bool = False) -> Columns:
@@ -81,11 +81,11 @@ def detect_columns(spec: TableSpec, required: Sequence[str], *, longer_column_fi
     if sample is None or len(sample.names) < len(required) or not sample.rows:
         return Columns(None, "")
     if "label" in required:
-        fields, reason = label_columns(sample)
+        columns, reason = label_columns(sample)
     else:
-        fields, reason = text_columns(Path(spec.path), sample, required, longer_column_first=longer_column_first)
-    default = fields == tuple(range(len(fields)))  # what is read if `fields` is not set
-    return Columns(None if default else fields, reason)
+        columns, reason = text_columns(Path(spec.path), sample, required, longer_column_first=longer_column_first)
+    default = columns == tuple(range(len(columns)))  # what is read if `columns` is not set
+    return Columns(None if default else columns, reason)
 
 
 def read_sample(table: Table) -> Sample:
@@ -129,7 +129,7 @@ def text_columns(
         longest = sorted(sorted(columns, key=lambda i: -sizes[i])[:count])
         raise ColumnError(
             f"{path} has {', '.join(sample.names)}, and it is not clear what is {' and '.join(required)}",
-            hint=f"choose with --fields, such as --fields {shlex.quote(','.join(sample.names[i] for i in longest))}",
+            hint=f"choose with --columns, such as --columns {shlex.quote(','.join(sample.names[i] for i in longest))}",
         )
     else:
         indices, reason = list(range(count)), f"in the order of the file, the first {count} of {len(columns)}"

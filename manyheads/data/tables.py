@@ -26,7 +26,7 @@ ColumnNames = tuple[StrictStr | Annotated[StrictInt, Field(ge=0)], ...]
 class TableSpec(FileSpec):
     """Base of files with columns; without one of their suffixes, the first lines decide what a file is."""
 
-    fields: ColumnNames
+    columns: ColumnNames
     delimiter: Literal[",", ";", "\t"] | None = field(
         None, "character between the columns of a .csv or .tsv; recognised by default"
     )
@@ -39,15 +39,15 @@ class TableSpec(FileSpec):
 
     @classmethod
     def file_columns(cls, path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        required: tuple[str, ...] = cls.model_fields["fields"].default
+        required: tuple[str, ...] = cls.model_fields["columns"].default
         return required, cls.row_fields[len(required) :]
 
     def corpus_fields(self) -> tuple[str, ...]:
-        return self.row_fields[: len(self.fields)]
+        return self.row_fields[: len(self.columns)]
 
     def open_table(self, path: Path, warnings: Counter[str]) -> Table | None:
         """Decides how a file is written; None if it is blank."""
-        names = tuple(name for name in self.fields if isinstance(name, str)) or self.corpus_fields()
+        names = tuple(name for name in self.columns if isinstance(name, str)) or self.corpus_fields()
         return open_table(self.lines(path, warnings), Dialect(self.delimiter, self.quotes, self.header, names))
 
     def read_rows(self, path: Path, warnings: Counter[str]) -> Iterator[Row]:
@@ -73,24 +73,24 @@ class TableSpec(FileSpec):
             yield f"columns {', '.join(map(quote, names))}"
 
     def fits(self, path: str) -> bool:
-        """Whether a file can be read with these settings: it has the names in `fields`, and as many columns."""
+        """Whether a file can be read with these settings: it has the names in `columns`, and as many columns."""
         if not self.file_columns(path)[0] or (table := self.open_table(Path(path), Counter())) is None:
             return True
         if self.uses_default_columns(table):
-            return not table.has_names and len(table.names) >= len(self.fields)
+            return not table.has_names and len(table.names) >= len(self.columns)
         return all(
-            column < len(table.names) if isinstance(column, int) else column in table.names for column in self.fields
+            column < len(table.names) if isinstance(column, int) else column in table.names for column in self.columns
         )
 
     def uses_default_columns(self, table: Table) -> bool:
-        """Whether neither `fields` nor the file names the columns, so that the first ones are read."""
-        default = self.fields == self.corpus_fields() and not set(self.fields) & set(table.names)
+        """Whether neither `columns` nor the file names the columns, so that the first ones are read."""
+        default = self.columns == self.corpus_fields() and not set(self.columns) & set(table.names)
         return default and (table.header or not table.has_names)
 
     def columns_of(self, table: Table) -> list[str | int]:
         """Returns the columns as keys of the table's records: by name, by number, or the first ones by default."""
         by_number = table.header or not table.has_names  # a record is a list of cells
-        columns = list(range(len(self.fields))) if self.uses_default_columns(table) else self.fields
+        columns = list(range(len(self.columns))) if self.uses_default_columns(table) else self.columns
         keys = list[str | int]()
         for column in columns:
             if isinstance(column, str):
@@ -98,7 +98,7 @@ class TableSpec(FileSpec):
                     raise ColumnError(
                         f"{table.locate(1)} has {count or 'no'} column{'s' * (count > 1)} {quote(column)}"
                         f"{'' if count else did_you_mean(column, table.names)}",
-                        hint="set data.fields to the names in the file, or to numbers from 0",
+                        hint="set data.columns to the names in the file, or to numbers from 0",
                     )
                 keys.append(list(table.names).index(column) if by_number else column)
             elif column >= len(table.names):
@@ -115,7 +115,7 @@ class TableSpec(FileSpec):
         if isinstance(record, dict) and column not in record:
             raise ColumnError(
                 f"{table.locate(number)} has no field {quote(column)}{did_you_mean(column, record)}",
-                hint="set data.fields to the names in the file",
+                hint="set data.columns to the names in the file",
             )
         value = record[column]
         return value if isinstance(value, str) else self._value(value, name, f"{table.locate(number)}, {column}")
@@ -157,7 +157,7 @@ class PairsSpec(TableSpec, kind="pairs"):
 
     row_fields: ClassVar[tuple[str, ...]] = ("source", "target", "alignment")
     unit: ClassVar[str] = "pairs"
-    fields: ColumnNames = column_names("source", "target", optional="word alignment, 0-0 1-2, for guided attention")
+    columns: ColumnNames = column_names("source", "target", optional="word alignment, 0-0 1-2, for guided attention")
 
 
 class LabelsSpec(TableSpec, kind="labels"):
@@ -165,7 +165,7 @@ class LabelsSpec(TableSpec, kind="labels"):
 
     row_fields: ClassVar[tuple[str, ...]] = ("text", "label")
     unit: ClassVar[str] = "labelled texts"
-    fields: ColumnNames = column_names("text", "label")
+    columns: ColumnNames = column_names("text", "label")
 
     def join(self, corpus: Corpus) -> Corpus:
         return replace(corpus, description=rare_classes(corpus))
@@ -184,7 +184,7 @@ class DocumentsSpec(TableSpec):
 
     row_fields: ClassVar[tuple[str, ...]] = ("id", "text")
     unit: ClassVar[str] = "documents"
-    fields: ColumnNames = column_names("id", "text")
+    columns: ColumnNames = column_names("id", "text")
 
 
 class QueriesSpec(TableSpec, kind="queries"):
@@ -196,15 +196,15 @@ class QueriesSpec(TableSpec, kind="queries"):
 
     row_fields: ClassVar[tuple[str, ...]] = ("query", "document")
     unit: ClassVar[str] = "queries"
-    fields: ColumnNames = column_names("query", "document")
+    columns: ColumnNames = column_names("query", "document")
     documents: str | None = field(None, "file of all documents, if queries refer to them by id", min_length=1)
-    document_fields: ColumnNames = column_names("id", "text")
+    document_columns: ColumnNames = column_names("id", "text")
 
     def join(self, corpus: Corpus) -> Corpus:
         if self.documents is None:
             return corpus
         shared = {"encoding_errors": self.encoding_errors, "max_line_length": self.max_line_length}
-        spec = parse(DocumentsSpec, {"path": self.documents, "fields": self.document_fields} | shared)
+        spec = parse(DocumentsSpec, {"path": self.documents, "columns": self.document_columns} | shared)
         rows = spec._read(self.documents, Counter())
         documents: dict[str, str] = dict(rows)
         if len(documents) < len(rows):

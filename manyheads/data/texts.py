@@ -31,7 +31,7 @@ class TextSpec(TableSpec, kind="text"):
     row_fields: ClassVar[tuple[str, ...]] = ("text",)
     unit: ClassVar[str] = "texts"
 
-    fields: ColumnNames = column_names("text")
+    columns: ColumnNames = column_names("text")
     document: Document | None = field(
         None,
         "unit of text of a .txt: a paragraph (lines between blank lines), a line, or a whole file; decided by the file "

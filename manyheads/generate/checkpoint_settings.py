@@ -14,9 +14,9 @@ from manyheads.generate.config import (
     CheckpointSettings,
     choose_method,
     fields_of,
-    filter_kinds,
-    make_filters,
+    make_processors,
     method_kinds,
+    processor_kinds,
     stop_strings,
 )
 from manyheads.spec import MAX_COUNT, quote
@@ -24,7 +24,7 @@ from manyheads.spec import MAX_COUNT, quote
 FILE = "generation_config.json"
 MAX_BAD_IDS = 1 << 14  # in all bad words
 
-# keys handled outside methods and filters
+# keys handled outside methods and processors
 TOKENS = ("eos_token_id", "eot_token_id", "decoder_start_token_id", "bos_token_id", "pad_token_id")
 OTHER_KEYS = ("max_new_tokens", "max_length", "do_sample", "stop_strings")
 # unsupported keys of transformers that would change the output, and the value at which each has no effect
@@ -62,8 +62,8 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
     if data is not None:
         config = parse_json(data, Path(FILE))
     values = {name: value for name, value in config.items() if value is not None}
-    filter_settings = fields_of(kind for kind in filter_kinds().values() if not kind.is_grammar)
-    setting_names = fields_of(method_kinds().values()) | filter_settings
+    processor_settings = fields_of(kind for kind in processor_kinds().values() if not kind.is_grammar)
+    setting_names = fields_of(method_kinds().values()) | processor_settings
     unsupported = [
         f"{FILE if data else 'config.json'} sets {quote(name)}, which is not supported"
         for name in values
@@ -124,8 +124,8 @@ def count_of(values: Mapping[str, Any], name: str) -> int | None:
 
 
 def check_values(settings: CheckpointSettings) -> None:
-    """Raises for a value that no method or filter accepts."""
+    """Raises for a value that no method or processor accepts."""
     try:
-        make_filters(*choose_method(settings, {}, None))
+        make_processors(*choose_method(settings, {}, None))
     except GenerationConfigError as error:
         raise CheckpointConfigError(f"generation settings: {error}") from None

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manyheads.errors import ConfigError, GenerationConfigError, ManyheadsError
-from manyheads.generate import filters, methods  # noqa: F401  # registers every filter and method
+from manyheads.generate import methods, processors  # noqa: F401  # registers every processor and method
 from manyheads.generate.decoding import DecodingSpec
-from manyheads.generate.filter import FilterSpec
+from manyheads.generate.logits_processor import LogitsProcessorSpec
 from manyheads.spec import MAX_COUNT, Part, Tree, did_you_mean, quote, to_tree
 
 DEFAULT_MAX_NEW_TOKENS = 64
 MAX_SEQUENCES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STOP_LENGTH = 256, 100, 16, 1000
 MAX_TOKEN_IDS = 1 << 10  # in one setting
 TRANSFORMERS_TOP_K = 50  # transformers samples with it unless told otherwise
-# the settings of every request, whatever its method and filters
+# the settings that do not depend on the method
 COMMON = ("max_new_tokens", "max_length", "n", "seed", "stop", "logprobs", "eos_token_id", "decoder_start_token_id")
 ALIASES = {  # names of other libraries
     "num_return_sequences": "n", "stop_strings": "stop", "max_length": "max_new_tokens", "max_tokens": "max_new_tokens",
@@ -32,7 +32,7 @@ class GenerationConfig:
     max_new_tokens_given: bool = False  # by the caller: then a text that has no room for them is an error
     max_length: int | None = None  # of the checkpoint: tokens of the prompt and the new ones together
     decoding: DecodingSpec = field(default_factory=lambda: choose_decoding("greedy"))
-    filters: tuple[FilterSpec, ...] = ()  # in the order in which they are applied
+    processors: tuple[LogitsProcessorSpec, ...] = ()  # in the order in which they are applied
     seed: int = 0  # random seed for sampling
     n: int = 1  # sequences per prompt
     stop: tuple[str, ...] = ()  # strings that end a sequence and are not part of it
@@ -58,7 +58,7 @@ class GenerationConfig:
     def effective_settings(self) -> Tree:
         """Every setting in effect by name: its value, and whether it is from the caller, the checkpoint or neither."""
         values: Tree = {"decoding": self.decoding.kind} | {name: getattr(self, name) for name in COMMON}
-        for part in (self.decoding, *self.filters):
+        for part in (self.decoding, *self.processors):
             values |= {name: getattr(part, name) for name in type(part).model_fields}
         origins = dict.fromkeys(self.set_by_checkpoint, "checkpoint") | dict.fromkeys(self.set_by_caller, "caller")
         return {
@@ -100,7 +100,7 @@ def check_integer(name: str, value: Any, low: int, high: int) -> None:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """What a checkpoint says about generation: special tokens, settings of methods and filters, unsupported ones."""
+    """What a checkpoint says about generation: special tokens, settings of methods and processors, unsupported ones."""
 
     settings: Tree = field(default_factory=dict)
     do_sample: bool = False  # whether its default is sampling
@@ -134,7 +134,7 @@ def generation_config(
     """A GenerationConfig from keyword arguments, on top of a checkpoint's settings.
 
     `decoding` is a kind of method, or a table with its fields. Without it, other settings, such as num_beams or top_p,
-    select a method. The remaining settings are its fields and those of filters. `default_max_new_tokens` is used
+    select a method. The remaining settings are its fields and those of processors. `default_max_new_tokens` is used
     instead of a checkpoint's, as far as the model has positions.
     """
     base = base or CheckpointSettings()
@@ -158,7 +158,7 @@ def generation_config(
         max_new_tokens_given=max_new_tokens is not None,
         max_length=base.max_length if limit is None else None,
         decoding=method,
-        filters=make_filters(method, merged_settings),
+        processors=make_processors(method, merged_settings),
         seed=0 if seed is None else seed,
         n=1 if n is None else n,
         stop=base.stop if stop is None else stop_strings("stop", stop),
@@ -177,8 +177,8 @@ def method_kinds() -> dict[str, type[DecodingSpec]]:
     return DecodingSpec.kinds  # type: ignore[return-value]
 
 
-def filter_kinds() -> dict[str, type[FilterSpec]]:
-    return FilterSpec.kinds  # type: ignore[return-value]
+def processor_kinds() -> dict[str, type[LogitsProcessorSpec]]:
+    return LogitsProcessorSpec.kinds  # type: ignore[return-value]
 
 
 def fields_of(kinds: Iterable[type[Part]]) -> set[str]:
@@ -186,7 +186,7 @@ def fields_of(kinds: Iterable[type[Part]]) -> set[str]:
 
 
 def sampling_settings() -> set[str]:
-    return fields_of(kind for kind in filter_kinds().values() if kind.for_sampling)
+    return fields_of(kind for kind in processor_kinds().values() if kind.for_sampling)
 
 
 def selectors() -> dict[str, tuple[type[DecodingSpec], object]]:
@@ -197,7 +197,7 @@ def selectors() -> dict[str, tuple[type[DecodingSpec], object]]:
 
 
 def check_known(settings: Mapping[str, Any]) -> None:
-    names = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
+    names = fields_of(method_kinds().values()) | fields_of(processor_kinds().values())
     for name in settings:
         if name not in names:
             hint = f"; use {ALIASES[name]}" if name in ALIASES else did_you_mean(name, names)
@@ -224,7 +224,7 @@ def with_do_sample(base: CheckpointSettings, settings: Tree) -> tuple[Checkpoint
 def choose_method(
     base: CheckpointSettings, settings: Tree, decoding: str | Tree | DecodingSpec | None
 ) -> tuple[DecodingSpec, Tree]:
-    """The method, and all settings of methods and filters. A caller's settings override a checkpoint's.
+    """The method, and all settings of methods and processors. A caller's settings override a checkpoint's.
 
     The fields of a method are those of the checkpoint only if its own method is the same, or one that it extends.
     """
@@ -240,7 +240,7 @@ def choose_method(
         kind = type(method)
         fields = {name: value for name, value in to_tree(method).items() if name in method.model_fields_set}
         for name in settings:
-            if name in fields or name not in fields_of((kind, *filter_kinds().values())):
+            if name in fields or name not in fields_of((kind, *processor_kinds().values())):
                 reason = "which it has too" if name in fields else f"which {method.kind} does not use"
                 raise GenerationConfigError(f"given both decoding and {name}, {reason}")
             if name in sampling and not method.do_sample:
@@ -262,7 +262,9 @@ def selected_method(settings: Tree) -> type[DecodingSpec] | None:
     if is_off(settings.get("temperature"), 0):
         candidates.append(("temperature", kinds["greedy"]))
     else:
-        active = [kind for kind in filter_kinds().values() if kind.for_sampling and is_selected_filter(kind, settings)]
+        active = [
+            kind for kind in processor_kinds().values() if kind.for_sampling and is_processor_selected(kind, settings)
+        ]
         candidates += [(kind.selector()[0], kinds["sample"]) for kind in active[:1]]
     selecting = [(name, kind) for name, kind in candidates if kind.kind != "greedy"]
     # a method that has the setting of another as a field is the more specific one
@@ -285,7 +287,7 @@ def check_unselected(settings: Tree) -> None:
     """Raises if a setting belongs to methods that no setting selects."""
     by_setting = selectors()
     selected_methods = [kind for name, (kind, _) in by_setting.items() if name in settings]
-    names = fields_of(selected_methods) | fields_of(filter_kinds().values())
+    names = fields_of(selected_methods) | fields_of(processor_kinds().values())
     for name in settings:
         if name not in names:
             owner = next(kind for kind in method_kinds().values() if name in kind.model_fields)
@@ -294,32 +296,30 @@ def check_unselected(settings: Tree) -> None:
 
 
 def is_off(value: Any, off: object) -> bool:
-    """Whether a value turns a method or filter off; false is not 0, and a list is as good as a tuple."""
+    """Whether a value turns a method or processor off; false is not 0, and a list is as good as a tuple."""
     value = tuple(value) if isinstance(value, list) else value
     return value == off and isinstance(value, bool) == isinstance(off, bool)
 
 
-def is_selected_filter(kind: type[FilterSpec], settings: Tree) -> bool:
+def is_processor_selected(kind: type[LogitsProcessorSpec], settings: Tree) -> bool:
     name, off = kind.selector()
     return name in settings and not is_off(settings[name], off)
 
 
-def make_filters(method: DecodingSpec, settings: Tree) -> tuple[FilterSpec, ...]:
-    """The filters that the settings select and the method uses, in their order; a wrong value raises in any case."""
-    selected_filters = []
-    for kind in filter_kinds().values():
+def make_processors(method: DecodingSpec, settings: Tree) -> tuple[LogitsProcessorSpec, ...]:
+    """The processors that the settings select and the method uses, in their order; a wrong value raises in any case."""
+    selected_processors = []
+    for kind in processor_kinds().values():
         fields = settings_of_kind(kind, settings)
         if fields and (selector := kind.selector()[0]) not in fields:
             raise GenerationConfigError(f"{next(iter(fields))} is a setting of {kind.kind}, which needs {selector}")
-        if is_selected_filter(kind, settings):
-            selected_filters.append(choose_filter({"kind": kind.kind} | fields))
-            selected_filters[-1].check()
-    if len(names := [filter_spec.name for filter_spec in selected_filters if filter_spec.is_grammar]) > 1:
+        if is_processor_selected(kind, settings):
+            selected_processors.append(choose_processor({"kind": kind.kind} | fields))
+            selected_processors[-1].check()
+    if len(names := [spec.name for spec in selected_processors if spec.is_grammar]) > 1:
         raise GenerationConfigError(f"given both {names[0]} and {names[1]}; a text follows at most one")
-    active_filters = [
-        filter_spec for filter_spec in selected_filters if method.do_sample or not filter_spec.for_sampling
-    ]
-    return tuple(sorted(active_filters, key=lambda filter_spec: filter_spec.order))
+    active_processors = [spec for spec in selected_processors if method.do_sample or not spec.for_sampling]
+    return tuple(sorted(active_processors, key=lambda spec: spec.order))
 
 
 def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
@@ -329,15 +329,15 @@ def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
         raise GenerationConfigError(error.message, hint=error.hint) from None
 
 
-def choose_filter(tree: Tree) -> FilterSpec:
+def choose_processor(tree: Tree) -> LogitsProcessorSpec:
     values = dict(tree)
-    fields = filter_kinds()[tree["kind"]].model_fields
+    fields = processor_kinds()[tree["kind"]].model_fields
     for name, value in tree.items():
         if type(value) is dict:  # a table of token ids may have integers as keys, which TOML and JSON write as strings
             values[name] = {str(key): inner for key, inner in value.items()}
         elif type(value) is int and name in fields and fields[name].default == ():  # one token id instead of a list
             values[name] = (value,)
     try:
-        return FilterSpec.choose(values)
+        return LogitsProcessorSpec.choose(values)
     except ConfigError as error:
         raise GenerationConfigError(error.message) from None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import GenerationConfigError
-from manyheads.generate.filter import FilterContext, LogitsFilter
+from manyheads.generate.logits_processor import LogitsProcessor, LogitsProcessorContext
 from manyheads.model.builder import Model
 from manyheads.model.finite import check_next_token_logits
 from manyheads.parts.head import token_at
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 class Hypothesis:
     """One generated sequence."""
 
-    tokens: list[int]  # the new tokens, with the eos token if it ends with one
+    token_ids: list[int]  # the new tokens, with the eos token if it ends with one
     is_finished: bool = True  # False if it ends at max_new_tokens
     score: float | None = None  # of a search, by which its hypotheses are ordered
-    logprobs: list[float] | None = None  # log p of each token, before filters and temperature
+    logprobs: list[float] | None = None  # log p of each token, before logits processors and temperature
     top_logprobs: list[dict[int, float]] | None = None  # the most probable tokens of each step
 
 
@@ -58,19 +58,19 @@ class PrefixCache:
 
 
 @dataclass(frozen=True)
-class Request:
+class GenerationBatch:
     """A batch of sequences to generate. For an encoder–decoder, `prompt` has the first tokens of the decoder."""
 
     model: Model
     prompt: Inputs
     source: Inputs | None
     config: GenerationConfig
-    filters: Sequence[LogitsFilter]  # those of the config, prepared, in the order in which they are applied
+    processors: Sequence[LogitsProcessor]  # those of the config, prepared, in the order in which they are applied
     # one random generator per row, so that a row's samples do not depend on its neighbours
     rng: Sequence[torch.Generator] = ()
     # whether the new tokens of a sequence end it, by a stop string or a complete grammar
-    is_stopped: Callable[[list[int]], bool] | None = None
-    # of one row, for a method that supports it: what an earlier request has read
+    stopping_criteria: Callable[[list[int]], bool] | None = None
+    # of one row, for a method that supports it: what an earlier prompt has read
     cache: PrefixCache | None = None
 
     def start(self, capacity: int) -> tuple[Any, int]:
@@ -88,19 +88,21 @@ class Request:
         last = [token_at(logits, inputs.padding_mask, i) for i in range(-1 - num_drafted, 0)]
         return check_next_token_logits(torch.cat(last)), state
 
-    def filter(self, logits_BV: Tensor, tokens_BL: Tensor, num_generated: int) -> Tensor:
-        """Applies the filters, in float32 or more. `tokens_BL` is padded with −1 on the left."""
+    def process_logits(self, logits_BV: Tensor, tokens_BL: Tensor, num_generated: int) -> Tensor:
+        """Applies the processors, in float32 or more. `tokens_BL` is padded with −1 on the left."""
         logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
         remaining = self.config.max_new_tokens - num_generated
-        forces_bos = any(filter_spec.forces_bos for filter_spec in self.config.filters)
-        context = FilterContext(tokens_BL, num_generated, remaining, self.config.eos_token_id, forces_bos)
-        for logits_filter in self.filters:
-            logits_BV = logits_filter.apply(logits_BV, context)
+        forces_bos = any(spec.forces_bos for spec in self.config.processors)
+        context = LogitsProcessorContext(tokens_BL, num_generated, remaining, self.config.eos_token_id, forces_bos)
+        for processor in self.processors:
+            logits_BV = processor.apply(logits_BV, context)
         return logits_BV
 
     def has_ended(self, token: int, new_tokens: Callable[[], list[int]]) -> bool:
         """Whether a sequence ends with this token, which is the last of its new tokens."""
-        return token in self.config.eos_token_id or (self.is_stopped is not None and self.is_stopped(new_tokens()))
+        return token in self.config.eos_token_id or (
+            self.stopping_criteria is not None and self.stopping_criteria(new_tokens())
+        )
 
 
 class DecodingSpec(Part, slot="decoding", default="greedy"):
@@ -108,10 +110,8 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
 
     # (name, off): passing the setting `name` with any value except `off` selects this method; it is not inherited
     selected_by: ClassVar[tuple[str, float] | None] = None
-    do_sample: ClassVar[bool] = False  # whether it uses the filters of sampling
-    supports_prefix_cache: ClassVar[bool] = (
-        False  # whether it continues from a request's cache, as `Request.start` does
-    )
+    do_sample: ClassVar[bool] = False  # whether it uses the processors of sampling
+    supports_prefix_cache: ClassVar[bool] = False  # whether it continues from `batch.cache`, as `batch.start` does
     last_token_needs_position: ClassVar[bool] = False  # whether the model reads the last new token too
 
     @property
@@ -125,16 +125,16 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
         return 1
 
     @abstractmethod
-    def generate(self, request: Request) -> DecodingSteps:
+    def generate(self, batch: GenerationBatch) -> DecodingSteps:
         """Yields the tokens of each step as soon as they are final; returns all hypotheses of each row."""
 
 
 class RunningSequences:
-    """The unfinished sequences of a request, one per batch row, with the decoding state of the model."""
+    """The unfinished sequences of a batch, one per batch row, with the decoding state of the model."""
 
-    def __init__(self, request: Request) -> None:
-        self.request, config, prompt = request, request.config, request.prompt
-        self.state, length = request.start(prompt.length + config.max_new_tokens)
+    def __init__(self, batch: GenerationBatch) -> None:
+        self.batch, config, prompt = batch, batch.config, batch.prompt
+        self.state, length = batch.start(prompt.length + config.max_new_tokens)
         self.inputs, self.prompt_length = prompt if length == 0 else Inputs(prompt.tokens[:, length:]), prompt.length
         self.tokens = prompt.tokens  # rows×length, padded with −1 on the left
         if prompt.padding_mask is not None:
@@ -149,15 +149,15 @@ class RunningSequences:
         return self.tokens.shape[1] - self.prompt_length
 
     def logits(self) -> Tensor:
-        """The logits of the next token of each sequence, without filters; raises if they are not finite."""
-        self.last_logits, self.state = self.request.step(self.inputs, self.state)
-        if (cache := self.request.cache) is not None:
+        """The logits of the next token of each sequence, without processors; raises if they are not finite."""
+        self.last_logits, self.state = self.batch.step(self.inputs, self.state)
+        if (cache := self.batch.cache) is not None:
             cache.entry = (self.tokens[0], self.state)
         return self.last_logits
 
-    def filter(self, logits_BV: Tensor) -> Tensor:
-        """The logits, or log-probabilities, after the filters."""
-        return self.request.filter(logits_BV, self.tokens, self.num_generated)
+    def process_logits(self, logits_BV: Tensor) -> Tensor:
+        """The logits, or log-probabilities, after the processors."""
+        return self.batch.process_logits(logits_BV, self.tokens, self.num_generated)
 
     def new_tokens(self, index: int) -> list[int]:
         """The generated tokens of a sequence."""
@@ -221,27 +221,27 @@ def log_probabilities(logits: Tensor) -> Tensor:
     return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-def generate_token_by_token(request: Request, choose: Callable[[Tensor, list[int]], Tensor]) -> DecodingSteps:
+def generate_token_by_token(batch: GenerationBatch, choose: Callable[[Tensor, list[int]], Tensor]) -> DecodingSteps:
     """Appends the token that `choose(logits_BV, prompt_indices)` returns for each row."""
     with torch.no_grad():
-        running = RunningSequences(request)
+        running = RunningSequences(batch)
 
     def advance() -> list[int]:
-        tokens = choose(check_possible(running.filter(running.logits())), running.prompt_indices)
+        tokens = choose(check_any_token_allowed(running.process_logits(running.logits())), running.prompt_indices)
         running.append(tokens)
         return tokens.tolist()
 
     return extend_until_end(running, advance)
 
 
-def check_possible(logits_BV: Tensor) -> Tensor:
-    """The logits after all filters; raises if they leave no token for some sequence."""
+def check_any_token_allowed(logits_BV: Tensor) -> Tensor:
+    """The logits after all processors; raises if they leave no token for some sequence."""
     if not (logits_BV > -torch.inf).any(dim=1).all():
-        raise_impossible()
+        raise_no_token_allowed()
     return logits_BV
 
 
-def raise_impossible() -> NoReturn:
+def raise_no_token_allowed() -> NoReturn:
     raise GenerationConfigError(
         "these settings together allow no further token of the vocabulary, and the text may not end here"
     )
@@ -249,14 +249,14 @@ def raise_impossible() -> NoReturn:
 
 def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]) -> DecodingSteps:
     """Calls `advance`, which appends a token to every running sequence, until all have ended and left the batch."""
-    request, results = running.request, list[list[Hypothesis]]([] for _ in running.prompt_indices)
-    for remaining in range(request.config.max_new_tokens, 0, -1):
+    batch, results = running.batch, list[list[Hypothesis]]([] for _ in running.prompt_indices)
+    for remaining in range(batch.config.max_new_tokens, 0, -1):
         with torch.no_grad():  # not around the yield, where the caller's code runs
             tokens = advance()
         yield list(zip(running.prompt_indices, tokens, strict=True))
         unfinished = []
         for i, token in enumerate(tokens):
-            is_finished = request.has_ended(token, partial(running.new_tokens, i))
+            is_finished = batch.has_ended(token, partial(running.new_tokens, i))
             if is_finished or remaining == 1:
                 results[running.prompt_indices[i]].append(running.hypothesis(i, is_finished=is_finished))
             else:
@@ -268,7 +268,7 @@ def extend_until_end(running: RunningSequences, advance: Callable[[], list[int]]
     return results
 
 
-def exhaust(steps: DecodingSteps) -> list[list[Hypothesis]]:
+def run_to_end(steps: DecodingSteps) -> list[list[Hypothesis]]:
     """Runs a method to its end."""
     while True:
         try:

@@ -19,8 +19,8 @@ from manyheads.errors import (
 )
 from manyheads.files.tokenizer import decode_ids, explain_tokenizer_errors
 from manyheads.generate.config import GenerationConfig
-from manyheads.generate.decoding import Hypothesis, PrefixCache, Request, exhaust
-from manyheads.generate.text import GeneratedText, GrowingText, StopStrings, TextStream, find_stop
+from manyheads.generate.decoding import GenerationBatch, Hypothesis, PrefixCache, run_to_end
+from manyheads.generate.text import GeneratedText, PartialText, StopStrings, TextStreamer, find_stop
 from manyheads.generate.vocabulary import Vocabulary
 from manyheads.model.builder import Model
 from manyheads.model.finite import raise_nonfinite
@@ -52,7 +52,7 @@ class TextGenerator:
             raise GenerationConfigError("a stream is the text of one sequence; n and logprobs are for generate")
         if self.tokenizer is None:
             raise CheckpointTokenizerError("a stream is text, and this checkpoint has no tokenizer")
-        texts = TextStream(self.empty_text, config.stop)
+        texts = TextStreamer(self.empty_text, config.stop)
         limit = self.limit(len(ids), config)
         for _, item in self.run([ids], config, [limit], cache):
             if not isinstance(item, int):
@@ -86,30 +86,30 @@ class TextGenerator:
         keys = [(limit.max_new_tokens, needs_equal_lengths and limit.prompt_length) for limit in limits]
         num_samples = config.n if config.decoding.do_sample else 1
         max_tokens = BATCH_TOKENS // (config.decoding.rows_per_sequence * num_samples)
-        for batch in group_by_length([len(row) for row in rows], max_tokens, keys=keys):
-            batch_config = replace(config, max_new_tokens=limits[batch[0]].max_new_tokens)
-            yield from self.run_batch(rows, batch, batch_config, num_samples, cache)
+        for indices in group_by_length([len(row) for row in rows], max_tokens, keys=keys):
+            batch_config = replace(config, max_new_tokens=limits[indices[0]].max_new_tokens)
+            yield from self.run_batch(rows, indices, batch_config, num_samples, cache)
 
     def run_batch(
         self,
         rows: Sequence[list[int]],
-        batch: Sequence[int],
+        indices: Sequence[int],
         config: GenerationConfig,
         num_samples: int,
         cache: PrefixCache | None = None,
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """As `run`, for the rows of one batch, each with this many samples."""
-        index = [i for i in batch for _ in range(num_samples)]
-        request = self.request([rows[i] for i in index], config, num_samples, cache)
+        index = [i for i in indices for _ in range(num_samples)]
+        batch = self.make_batch([rows[i] for i in index], config, num_samples, cache)
         steps, hypotheses = None, None
         while hypotheses is None:
             try:
-                steps = steps or config.decoding.generate(request)
+                steps = steps or config.decoding.generate(batch)
                 tokens = next(steps)
             except StopIteration as end:
                 hypotheses = end.value
             except NonFiniteOutputError:
-                raise_nonfinite(self.model, lambda: exhaust(config.decoding.generate(request)))
+                raise_nonfinite(self.model, lambda: run_to_end(config.decoding.generate(batch)))
             else:
                 yield from ((index[k], token) for k, token in tokens if k % num_samples == 0)
         for k in range(0, len(index), num_samples):
@@ -118,21 +118,21 @@ class TextGenerator:
                 [hypothesis for sample in hypotheses[k : k + num_samples] for hypothesis in sample][: config.n],
             )
 
-    def request(
+    def make_batch(
         self, rows: Sequence[list[int]], config: GenerationConfig, num_samples: int, cache: PrefixCache | None = None
-    ) -> Request:
+    ) -> GenerationBatch:
         device, source = next(self.model.parameters()).device, None
         prompt = pad_rows(rows, left=not self.model.spec.has_source).to(device)
         if self.model.spec.has_source:
             source, prompt = prompt, pad_rows([[start_token(config.decoder_start_token_id)]] * len(rows)).to(device)
         rng = [rng_for(config.seed, row, device, k % num_samples) for k, row in enumerate(rows)]
-        filters = [filter_spec.prepare(self.vocabulary) for filter_spec in config.filters]
-        endings = [logits_filter.is_complete for logits_filter in filters if logits_filter.is_complete is not None]
+        processors = [spec.prepare(self.vocabulary) for spec in config.processors]
+        criteria = [processor.is_complete for processor in processors if processor.is_complete is not None]
         if config.stop:
-            endings.append(StopStrings(self.empty_text, config.stop).is_complete)
-        is_stopped = (lambda ids: any(is_complete(ids) for is_complete in endings)) if endings else None
+            criteria.append(StopStrings(self.empty_text, config.stop).is_complete)
+        stopping_criteria = (lambda ids: any(is_complete(ids) for is_complete in criteria)) if criteria else None
         usable_cache = cache if source is None and len(rows) == 1 and config.decoding.supports_prefix_cache else None
-        return Request(self.model, prompt, source, config, filters, rng, is_stopped, usable_cache)
+        return GenerationBatch(self.model, prompt, source, config, processors, rng, stopping_criteria, usable_cache)
 
     # --------------------------------------------------------------------------------------------------------- lengths
 
@@ -174,8 +174,8 @@ class TextGenerator:
         """A sentence about a text that ends before max_new_tokens or min_new_tokens, or is longer than in training."""
         if not hypothesis.is_finished and limit.reason:
             return limit.reason
-        length, count, decoder = limit.prompt_length, len(hypothesis.tokens), self.model.spec.decoder
-        needed = max((filter_spec.min_new_tokens_after(length) for filter_spec in config.filters), default=0)
+        length, count, decoder = limit.prompt_length, len(hypothesis.token_ids), self.model.spec.decoder
+        needed = max((spec.min_new_tokens_after(length) for spec in config.processors), default=0)
         if hypothesis.is_finished and count < needed:
             return f"a stop string or a grammar ends the text after {count:,} tokens, before its minimum of {needed:,}"
         position_specs = [layer.position for layer in decoder.expanded_layers()] if decoder else []
@@ -198,12 +198,12 @@ class TextGenerator:
         return Vocabulary(self.tokenizer)
 
     @property
-    def empty_text(self) -> GrowingText:
+    def empty_text(self) -> PartialText:
         """The text to which tokens are added."""
         decoder = self.vocabulary.decoder
-        return GrowingText(self.decode_at_once if decoder.is_local else self.decode, decoder)
+        return PartialText(self.decode_without_timeout if decoder.is_local else self.decode, decoder)
 
-    def decode_at_once(self, ids: Sequence[int]) -> str:
+    def decode_without_timeout(self, ids: Sequence[int]) -> str:
         """As `decode`, without a limit of time, which a local decoder does not need: it has no regular expression."""
         with explain_tokenizer_errors("the tokenizer failed", CheckpointTokenizerError):
             return str(self.tokenizer.decode(list(ids)))
@@ -214,7 +214,7 @@ class TextGenerator:
 
     def to_text(self, hypothesis: Hypothesis, config: GenerationConfig, limit: LengthLimit) -> GeneratedText:
         """A generated sequence as text, without its eos token and what follows a stop string."""
-        ids, stop = config.without_eos(hypothesis.tokens), None
+        ids, stop = config.without_eos(hypothesis.token_ids), None
         text = self.decode(ids) if self.tokenizer is not None else ""
         if match := find_stop(text, config.stop):
             text, stop = text[: match[0]], match[1]

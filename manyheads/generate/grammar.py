@@ -18,7 +18,7 @@ from manyheads.spec import shorten
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits
 
-    from manyheads.generate.filter import FilterContext
+    from manyheads.generate.logits_processor import LogitsProcessorContext
 
 MAX_BYTES = 1 << 16  # of a schema or a regular expression
 
@@ -98,7 +98,7 @@ class GrammarState:
             )
 
 
-class GrammarFilter:
+class GrammarProcessor:
     """−∞ for the tokens that no text of a grammar continues with, and for eos tokens until a text may end.
 
     Sequences with the same generated tokens share a state, and a step adds one token to each: only the states of the
@@ -119,7 +119,7 @@ class GrammarFilter:
             state = state and state.after(token)
         return state
 
-    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+    def apply(self, logits_BV: Tensor, context: LogitsProcessorContext) -> Tensor:
         rows = [tuple(row) for row in context.generated_tokens.tolist()]
         self.states = {tokens: self.state(tokens) for tokens in dict.fromkeys(rows)}
         masks = {tokens: self.mask(state, logits_BV, context) for tokens, state in self.states.items()}
@@ -131,7 +131,7 @@ class GrammarFilter:
             allowed_BV |= forced_B[:, None] & torch.isin(tokens_V, tokens_V.new_tensor(list(without_text)))
         return logits_BV.masked_fill(~allowed_BV, -torch.inf)
 
-    def mask(self, state: GrammarState | None, logits_BV: Tensor, context: FilterContext) -> Tensor:
+    def mask(self, state: GrammarState | None, logits_BV: Tensor, context: LogitsProcessorContext) -> Tensor:
         """The tokens that may follow, V."""
         mask_V = torch.zeros(logits_BV.shape[1], dtype=torch.bool)
         if state is None:  # a beam of probability 0

@@ -16,11 +16,11 @@ class GeneratedText:
     """One generated text. It equals what the tokenizer decodes, up to a stop string or the eos token."""
 
     text: str
-    tokens: list[int]  # without the eos token
+    token_ids: list[int]  # without the eos token
     finish_reason: str  # "stop" for an eos token, a stop string or a complete grammar; else "length"
     stop: str | None = None  # the stop string that ended it
     score: float | None = None  # of a search
-    logprobs: list[float] | None = None  # log p of each token, before filters and temperature
+    logprobs: list[float] | None = None  # log p of each token, before logits processors and temperature
     top_logprobs: list[list[tuple[str, float]]] | None = None  # the most probable tokens of each step
     note: str | None = None  # what to know about its length
 
@@ -41,7 +41,7 @@ def possible_stop(text: str, stops: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class GrowingText:
+class PartialText:
     """The text of some tokens. It does not change: the text with another token is another object.
 
     A new token can change only the text of the last ones, so only these are decoded again. They follow a token as
@@ -60,14 +60,14 @@ class GrowingText:
     def text(self) -> str:
         return self.start + self.end
 
-    def after(self, token: int) -> GrowingText:
+    def after(self, token: int) -> PartialText:
         """The text with one more token."""
         is_long = self.decoder.is_local and self.tokens and len(self.tokens) % self.window == 0
         old = self.advance_window() if is_long else self
         tokens = (*old.tokens, token)
         return replace(old, tokens=tokens, end=self.decode(tokens)[len(old.context) :])
 
-    def advance_window(self) -> GrowingText:
+    def advance_window(self) -> PartialText:
         """The same text, with the last token that ends its characters as the context of the next ones."""
         for end in range(len(self.tokens), 1, -1):
             last, rest = self.tokens[end - 1], self.tokens[end - 1 :]
@@ -99,10 +99,10 @@ class GrowingText:
 class StopStrings:
     """Finds stop strings in sequences. A step adds a token to each, so only the texts of the last step are kept."""
 
-    empty: GrowingText
+    empty: PartialText
     stops: Sequence[str]
     length: int = 0  # of the sequences of the last step
-    texts: dict[tuple[int, ...], GrowingText] = field(default_factory=dict)
+    texts: dict[tuple[int, ...], PartialText] = field(default_factory=dict)
 
     def is_complete(self, tokens: Sequence[int]) -> bool:
         """Whether the last of these tokens completes a stop string."""
@@ -110,16 +110,16 @@ class StopStrings:
         if len(key) != self.length:
             self.length, before = len(key), len(key) - 1
             self.texts = {prefix: text for prefix, text in self.texts.items() if len(prefix) == before}
-        old = self.texts.get(key[:-1]) or reduce(GrowingText.after, key[:-1], self.empty)
+        old = self.texts.get(key[:-1]) or reduce(PartialText.after, key[:-1], self.empty)
         new = self.texts[key] = old.after(key[-1])
         return new.find_stop(self.stops) is not None
 
 
 @dataclass
-class TextStream:
+class TextStreamer:
     """The text of a growing sequence, in pieces: never half a character, never a part of a stop string."""
 
-    text: GrowingText
+    text: PartialText
     stops: Sequence[str] = ()
     num_sent: int = 0  # characters in the pieces so far
 

@@ -109,7 +109,7 @@ def text_of_ids(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
         continues = name.startswith("##") or (spaced and not name.startswith(WORD_STARTS))
         number += bool(apart or not continues)
         words.append(number)
-    tokens = [name if special[i] else checkpoint.generator.token_name(ids[i]) for i, name in enumerate(names)]
+    tokens = [name if special[i] else checkpoint.text_generator.token_name(ids[i]) for i, name in enumerate(names)]
     return Text(tokens, list(ids), special, words)
 
 

@@ -181,6 +181,6 @@ def label_of(checkpoint: Checkpoint, name: str, rows: Sequence[Sequence[int]]) -
     if name == "length":
         if checkpoint.tokenizer is None:
             raise UnsupportedError("without a tokenizer a token has no characters")
-        names = {token: len(checkpoint.generator.token_name(token)) for row in rows for token in row}
+        names = {token: len(checkpoint.text_generator.token_name(token)) for row in rows for token in row}
         return only_frequent(lambda ids, index: names[ids[index]], rows, MAX_CLASSES)
     return only_frequent(next_token if name == "next" else previous_token, rows, MAX_CLASSES)

@@ -316,7 +316,7 @@ class ForwardPass:
     def _output_name(self, number: int) -> str:
         if self.checkpoint.spec.head.output == "classes":
             return self.checkpoint.id2label.get(number, str(number))
-        return self.checkpoint.generator.token_name(number)
+        return self.checkpoint.text_generator.token_name(number)
 
     @cached_property
     def _effect_positions(self) -> list[int]:

@@ -66,7 +66,7 @@ class RecordedQueries:
 class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
     """A loss on the attention weights that is added to the task's loss."""
 
-    weight: float = field(0.1, "λ; at 0 the term is only logged", ge=0)
+    weight: float = field(0.1, "λ; at 0 the loss is only logged", ge=0)
     where: Literal["self", "cross", "all"] = field("all", "self-attention, cross-attention or both")
     stack: StackName | None = field(None, "stack of the queries [default: both]")
     layers: tuple[StrictInt, ...] | None = field(
@@ -127,9 +127,9 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
         if self.reduction == "sum":
             return batch.inputs.batch_size
         layers = self.select_layers(model.spec)
-        return sum(self.rows(layer, model, batch) * len(self.heads or range(layer.heads)) for layer in layers)
+        return sum(self.num_queries(layer, model, batch) * len(self.heads or range(layer.heads)) for layer in layers)
 
-    def rows(self, layer: AttentionLayer, model: Model, batch: Batch) -> int:
+    def num_queries(self, layer: AttentionLayer, model: Model, batch: Batch) -> int:
         """Returns the number of queries that the loss is a mean over."""
         return sum(inputs.num_tokens for inputs in stack_inputs(layer, model, batch))
 
@@ -158,7 +158,7 @@ class NearSpec(AuxiliaryLossSpec, kind="near"):
     """
 
     where: Literal["self", "cross", "all"] = field("self", "self-attention, cross-attention or both")
-    max_cost: float = field(100.0, "L_max, the highest cost of a row", gt=0)
+    max_cost: float = field(100.0, "L_max, the highest cost of a query", gt=0)
 
     def total(self, record: RecordedQueries, batch: Batch) -> Tensor:
         return record.total(record.attention.squared_distance.clamp(0.0, self.max_cost), self.heads)
@@ -173,7 +173,9 @@ class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
     """
 
     by: Literal["alignment", "arcs"] = field("alignment", "the field of the data with the attention targets")
-    toward: Literal["head", "dependents"] = field("head", "with arcs: from a word to its head, or to its dependents")
+    toward: Literal["head", "dependents"] = field(
+        "head", "with arcs: to the syntactic head of a word, or to its dependents"
+    )
     relation: str | None = field(None, "with arcs: only this relation, by the field 'relations'", min_length=1)
 
     def select_layers(self, model: ModelSpec) -> list[AttentionLayer]:
@@ -208,7 +210,7 @@ class GuidedSpec(AuxiliaryLossSpec, kind="guided"):
             max_query = max_key = limits.get("text")
         return [truncate_targets(row, max_query, max_key) for row in rows]
 
-    def rows(self, layer: AttentionLayer, model: Model, batch: Batch) -> int:
+    def num_queries(self, layer: AttentionLayer, model: Model, batch: Batch) -> int:
         row, query, _ = self.visible_targets(layer, batch)
         return len(set(zip(row.tolist(), query.tolist(), strict=True)))
 
@@ -302,8 +304,8 @@ def attention_records(model: ModelSpec, attentions: Sequence[RecordedAttention],
 # ---------------------------------------------------------------------------------------------------------------- loss
 
 
-def term_names(auxiliary_losses: Sequence[AuxiliaryLossSpec]) -> list[str]:
-    """Returns the name of each term: its kind, with a number if several terms have this kind."""
+def auxiliary_names(auxiliary_losses: Sequence[AuxiliaryLossSpec]) -> list[str]:
+    """Returns the name of each auxiliary loss: its kind, with a number if several have this kind."""
     kinds = [spec.kind for spec in auxiliary_losses]
     return [kind if kinds.count(kind) == 1 else f"{kind}-{kinds[:i].count(kind) + 1}" for i, kind in enumerate(kinds)]
 
@@ -317,27 +319,27 @@ def loss_with_auxiliary(
     with record(model, activations=False) as attentions:
         loss = task.loss(model, batch)
     records = attention_records(model.spec, attentions, batch)
-    terms = {
+    losses = {
         name: spec.loss(model, records, batch)
-        for name, spec in zip(term_names(auxiliary_losses), auxiliary_losses, strict=True)
+        for name, spec in zip(auxiliary_names(auxiliary_losses), auxiliary_losses, strict=True)
     }
-    return replace(loss, terms=terms)
+    return replace(loss, auxiliary_losses=losses)
 
 
-def term_counts(
+def auxiliary_counts(
     auxiliary_losses: Sequence[AuxiliaryLossSpec], model: Model, batches: Sequence[Batch]
 ) -> dict[str, int]:
-    """Returns the divisor of each term over all batches of a step."""
+    """Returns the divisor of each auxiliary loss over all batches of a step."""
     return {
         name: sum(spec.count(model, batch) for batch in batches)
-        for name, spec in zip(term_names(auxiliary_losses), auxiliary_losses, strict=True)
+        for name, spec in zip(auxiliary_names(auxiliary_losses), auxiliary_losses, strict=True)
     }
 
 
 def total_loss(loss: Loss, count: int, auxiliary_losses: Sequence[AuxiliaryLossSpec], counts: dict[str, int]) -> Tensor:
-    """Returns L + Σ λ·L_term, each sum divided by its own count. A term with λ = 0 is not added."""
+    """Returns L + Σ λ·L_auxiliary, each sum divided by its own count. One with λ = 0 is not added."""
     total = loss.sum / count
-    for spec, (name, term) in zip(auxiliary_losses, loss.terms.items(), strict=True):
+    for spec, (name, auxiliary) in zip(auxiliary_losses, loss.auxiliary_losses.items(), strict=True):
         if spec.weight:
-            total = total + spec.weight * term.sum / max(1, counts[name])
+            total = total + spec.weight * auxiliary.sum / max(1, counts[name])
     return total

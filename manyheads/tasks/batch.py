@@ -102,13 +102,13 @@ class Batch:
 class Loss:
     """A loss as a sum and a count, divided once at the end, so that accumulation and padding are exact.
 
-    `correct` counts argmax hits, None where there is no argmax; `terms` are the auxiliary losses.
+    `correct` counts argmax hits, None where there is no argmax; `auxiliary_losses` are by name.
     """
 
     sum: Tensor
     count: int
     correct: int | None = 0
-    terms: dict[str, Loss] = field(default_factory=dict)
+    auxiliary_losses: dict[str, Loss] = field(default_factory=dict)
 
 
 @dataclass

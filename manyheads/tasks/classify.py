@@ -103,7 +103,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
         if not 2 <= len(labels) <= rows / 2:
             raise LabelError(
                 f"{rows:,} rows have {len(labels):,} different classes, which cannot be learned",
-                hint="choose the column of the class with --fields",
+                hint="choose the column of the class with --columns",
             )
         decoder, encoder = {"pool": "last", "bias": False}, {"pool": "mean", "dense": True, "activation": "gelu"}
         head = {"kind": "classes", "classes": "data"} | (decoder if suggestion.architecture == "decoder" else encoder)

@@ -61,7 +61,7 @@ class CausalSpec(PackableTask, kind="causal"):
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "recurrent", "ngram")
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A"
-    generates_tokens: ClassVar[bool | None] = True  # a bidirectional model would see the next token
+    needs_can_generate: ClassVar[bool | None] = True  # a bidirectional model would see the next token
     lookahead: ClassVar[int] = 1
     attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
     architecture_reason: ClassVar[str] = "each token is predicted from the tokens before it"
@@ -82,7 +82,7 @@ class CausalSpec(PackableTask, kind="causal"):
         """Returns a copy that reads the last tokens of a text, so that the continuation follows it and has room."""
         positions, remaining = (
             checkpoint.max_positions,
-            checkpoint.generator.remaining_positions(generation.max_new_tokens, generation),
+            checkpoint.text_generator.remaining_positions(generation.max_new_tokens, generation),
         )
         if checkpoint.tokenizer is None or positions is None or remaining is None:
             return checkpoint
@@ -164,7 +164,7 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
     generates_text: ClassVar[bool] = False
     is_default: ClassVar[bool] = True
     template: ClassVar[str] = "<s> $A </s>"
-    generates_tokens: ClassVar[bool | None] = False
+    needs_can_generate: ClassVar[bool | None] = False
     num_special_tokens: ClassVar[int] = 2
     attention_target_fields: ClassVar[tuple[str, ...]] = ("arcs",)
     architecture_reason: ClassVar[str] = "a masked token may attend to all others, before and after it"
@@ -257,7 +257,7 @@ class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
 
 def top_tokens(checkpoint: Checkpoint, position: int, logits_V: torch.Tensor, num_fills: int) -> Tree:
     top = torch.softmax(logits_V.float(), dim=-1).topk(min(num_fills, logits_V.shape[-1]))
-    name = partial(checkpoint.generator.token_name, strip=True)
+    name = partial(checkpoint.text_generator.token_name, strip=True)
     tokens = [{"token": name(int(i)), "probability": float(p)} for p, i in zip(*top, strict=True)]
     return {"position": position, "tokens": tokens}
 
@@ -265,7 +265,7 @@ def top_tokens(checkpoint: Checkpoint, position: int, logits_V: torch.Tensor, nu
 def mask_of(checkpoint: Checkpoint, token_id: int | None) -> tuple[str, int]:
     """Returns the mask token as text and id: as given, by the tokenizer's config, or by its usual names."""
     if token_id is not None:
-        return checkpoint.generator.token_name(token_id, strip=True), token_id
+        return checkpoint.text_generator.token_name(token_id, strip=True), token_id
     if checkpoint.tokenizer is None:
         value = checkpoint.config.get("mask_token_id")
         if type(value) is not int:
@@ -393,7 +393,7 @@ class InfillSpec(MaskingTask, kind="infill"):
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "recurrent")
     can_chat: ClassVar[bool] = False
     template: ClassVar[str] = "<s> $A"
-    generates_tokens: ClassVar[bool | None] = True
+    needs_can_generate: ClassVar[bool | None] = True
     num_special_tokens: ClassVar[int] = 3
     architecture_reason: ClassVar[str] = "a decoder reads the text with its gap, and generates the content after it"
 

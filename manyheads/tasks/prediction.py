@@ -1,4 +1,4 @@
-"""Predictions: the settings of `predict`, the ids of a text without a tokenizer, and generated texts as plain data."""
+"""Predictions: the settings of `predict`, the ids of a text without a tokenizer, and generated texts as a dict."""
 
 from __future__ import annotations
 
@@ -41,9 +41,12 @@ def ids_and_truncation(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[
 
 
 def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], options: PredictOptions) -> Tree:
-    """The best generated text as plain data; if n > 1, all of them are under `sequences`."""
+    """The best generated text as a dict; if n > 1, all of them are under `sequences`."""
     results = [
-        {"generated": text.tokens if checkpoint.tokenizer is None else text.text, "finish_reason": text.finish_reason}
+        {
+            "generated": text.token_ids if checkpoint.tokenizer is None else text.text,
+            "finish_reason": text.finish_reason,
+        }
         | ({} if text.score is None else {"score": text.score})
         | ({} if text.note is None else {"note": text.note})
         | ({} if text.logprobs is None else {"logprobs": token_logprobs(checkpoint, text)})
@@ -55,15 +58,15 @@ def generated_result(checkpoint: Checkpoint, texts: Sequence[GeneratedText], opt
 
 def loop_at_end(checkpoint: Checkpoint, text: GeneratedText) -> Tree | None:
     """What the last tokens of a text repeat; None if they do not, or if the text ended by itself."""
-    loop = find_repetition(text.tokens) if text.finish_reason == "length" else None
+    loop = find_repetition(text.token_ids) if text.finish_reason == "length" else None
     if loop is None:
         return None
-    first = text.tokens[loop.prefix : loop.prefix + loop.period]
-    names = " ".join(map(checkpoint.generator.token_name, first))  # of special tokens, which have no text
+    first = text.token_ids[loop.prefix : loop.prefix + loop.period]
+    names = " ".join(map(checkpoint.text_generator.token_name, first))  # of special tokens, which have no text
     return {
         "prefix": loop.prefix,
         "period": loop.period,
-        "repeats": (len(text.tokens) - loop.prefix) // loop.period,
+        "repeats": (len(text.token_ids) - loop.prefix) // loop.period,
         "text": checkpoint.decode(first) or names,
     }
 
@@ -78,8 +81,8 @@ def format_loop(loop: Tree | None) -> str:
 
 def token_logprobs(checkpoint: Checkpoint, text: GeneratedText) -> list[Tree]:
     """Each token with its log-probability and the most probable tokens of its step."""
-    rows = zip(text.tokens, text.logprobs or (), text.top_logprobs or (), strict=False)
-    name = checkpoint.generator.token_name
+    rows = zip(text.token_ids, text.logprobs or (), text.top_logprobs or (), strict=False)
+    name = checkpoint.text_generator.token_name
     return [{"token": name(i), "id": i, "logprob": p, "top": [list(pair) for pair in top]} for i, p, top in rows]
 
 

@@ -15,7 +15,7 @@ from manyheads.data.order import sample_indices
 from manyheads.errors import CheckpointTokenizerError, NonFiniteOutputError
 from manyheads.files.tokenizer import encode_texts
 from manyheads.generate.config import GenerationConfig
-from manyheads.generate.decoding import Request, exhaust
+from manyheads.generate.decoding import GenerationBatch, run_to_end
 from manyheads.metrics import metric
 from manyheads.metrics.baselines import lead
 from manyheads.metrics.text import count_without_words, sacrebleu_signatures
@@ -99,8 +99,8 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
         limit = MAX_COUNT if limit is None else limit - prompt.shape[1] + 1
         longest = max(len(target) for _, target in rows)
         config = GenerationConfig(max_new_tokens=min(longest + 2, limit), eos_token_id=(special_tokens.eos,))
-        request = Request(checkpoint.model, Inputs(prompt), batch.source, config, ())
-        outputs = [hypotheses[0].tokens for hypotheses in exhaust(config.decoding.generate(request))]
+        prompts = GenerationBatch(checkpoint.model, Inputs(prompt), batch.source, config, ())
+        outputs = [hypotheses[0].token_ids for hypotheses in run_to_end(config.decoding.generate(prompts))]
         return [(config.without_eos(ids), target.tolist()) for ids, (_, target) in zip(outputs, rows, strict=True)]
 
     def evaluate(self, evaluation: Evaluation) -> EvalResult:
@@ -114,7 +114,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
             checkpoint.generation_settings, default_max_new_tokens=max_target_tokens(evaluation)
         )
         note_counts = Counter[str]()
-        for done, (i, (best, *_)) in enumerate(checkpoint.generator.texts(rows, config), 1):
+        for done, (i, (best, *_)) in enumerate(checkpoint.text_generator.texts(rows, config), 1):
             outputs[i] = best.text
             note_counts.update([best.note] if best.note else [])
             evaluation.progress("generating", done, len(sources))

@@ -47,10 +47,10 @@ class TaskSpec(Part, slot="task"):
     architectures: ClassVar[tuple[str, ...]]  # those that can learn it; `manyheads new` suggests the first
     head_outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # outputs of the heads that can learn it
     has_source: ClassVar[bool] = False  # whether the model generates a target for a source
-    generates_tokens: ClassVar[bool | None] = None  # True if the model must be able to generate, False if it must not
+    needs_can_generate: ClassVar[bool | None] = None  # True if the model must be able to generate, False if it must not
     generates_text: ClassVar[bool] = True  # whether its result is a generated text, which can be shown as it grows
-    can_chat: ClassVar[bool] = True  # whether a text, which it reads as it is, may be a message to answer
-    is_default: ClassVar[bool] = False  # whether it is the task of a checkpoint that records none and has such a head
+    can_chat: ClassVar[bool] = True  # whether `predict --chat` may give it a message
+    is_default: ClassVar[bool] = False  # whether a checkpoint with such a head that records no task has this one
     template: ClassVar[str]  # the special tokens around a text, $A
     num_special_tokens: ClassVar[int] = 1  # special tokens that the template, or a target, adds to a text
     validation_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy")  # measured while training, for `train.best`
@@ -133,7 +133,7 @@ class TaskSpec(Part, slot="task"):
 
     def supports(self, checkpoint: Checkpoint) -> bool:
         """Whether the model can be used and evaluated for this task, whatever it was trained for."""
-        generates = checkpoint.model.can_generate if self.generates_tokens is None else self.generates_tokens
+        generates = checkpoint.model.can_generate if self.needs_can_generate is None else self.needs_can_generate
         fits = (checkpoint.has_source, checkpoint.model.can_generate) == (self.has_source, generates)
         return checkpoint.spec.head.output in self.head_outputs and fits
 
@@ -163,7 +163,7 @@ class TaskSpec(Part, slot="task"):
         """The ids of each text, with `truncated` if it was; raises if the model has no positions for new tokens."""
         rows, truncation_by_row = self.encode(checkpoint, texts, options)
         if self.generates_text:
-            checkpoint.generator.limits(rows, options.generation)
+            checkpoint.text_generator.limits(rows, options.generation)
         return [(ids, truncation_by_row.get(i, {})) for i, ids in enumerate(rows)]
 
     def with_truncation(self, checkpoint: Checkpoint, generation: GenerationConfig) -> Checkpoint:
@@ -173,8 +173,8 @@ class TaskSpec(Part, slot="task"):
     def results(
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
-        """Yields the index and the model's output for each row of ids, as soon as it is ready, as plain data."""
-        for i, texts in checkpoint.generator.texts(rows, options.generation):
+        """Yields the index and the model's output for each row of ids, as soon as it is ready, as a dict."""
+        for i, texts in checkpoint.text_generator.texts(rows, options.generation):
             yield i, generated_result(checkpoint, texts, options)
 
     def predict(
@@ -184,7 +184,7 @@ class TaskSpec(Part, slot="task"):
         options: PredictOptions,
         errors: dict[int, InputError] | None = None,
     ) -> Iterator[tuple[int, Tree]]:
-        """Yields the index and result for each text, as plain data with the keys task, text and those of `results`.
+        """Yields the index and result for each text, as a dict with the keys task, text and those of `results`.
 
         A text that the model cannot read raises, or, if `errors` is given, has its error there instead of a result.
         """
@@ -276,7 +276,7 @@ def predict(
     loops: bool = False,
     **settings: Any,
 ) -> Any:
-    """Applies a checkpoint to a text as `manyheads predict` does; returns plain data, or a list for a list of texts.
+    """Applies a checkpoint to a text as `manyheads predict` does; returns a dict, or a list for a list of texts.
 
     With `truncate`, a text that is longer than the model can read is truncated, and its result has `truncated`, the
     number of tokens that were read. With `loops`, the result of a task that generates has `loop`, what the generated

@@ -114,10 +114,10 @@ class BatchStream:
 
     def next(self) -> Batch:
         state = self.state
-        if state.batch >= len(self.loader()):
-            state.epoch, state.batch = state.epoch + 1, 0
-        loader, index = self.loader(), state.batch
-        state.batch += 1
+        if state.batch_index >= len(self.loader()):
+            state.epoch, state.batch_index = state.epoch + 1, 0
+        loader, index = self.loader(), state.batch_index
+        state.batch_index += 1
         self.row_indices = loader.row_indices(index)
         targets = {name: [rows[i] for i in self.row_indices] for name, rows in self.run.attention_targets.items()}
         batch = loader[index]

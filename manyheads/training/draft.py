@@ -183,7 +183,7 @@ class RunFileDraft:
 
     def data_reason(self, key: str) -> str:
         if "path" in self.data_tree:
-            column = "fields" if "fields" in self.data_tree else "kind"
+            column = "columns" if "columns" in self.data_tree else "kind"
             pieces = "characters; longer texts are split, so that nothing is truncated"
             reasons = {"path": "relative to where manyheads train is called", "max_document_length": pieces}
             return (reasons | {column: self.columns_reason}).get(key, "")

@@ -60,7 +60,7 @@ def estimate_run(
     resume: str = "auto",
     override_resume: Sequence[str] = (),
 ) -> Tree:
-    """Returns all estimates as plain data. Writes nothing, and raises the same errors as the start of the run."""
+    """Returns all estimates as a dict. Writes nothing, and raises the same errors as the start of the run."""
     if folder is not None:
         check_folder(folder, resume)
         checkpoint, _ = find_resume_checkpoint(folder / "checkpoints", resume)

@@ -32,7 +32,7 @@ from manyheads.training.preparation import task_special_tokens
 from manyheads.training.run import RunSpec, read_run_file
 
 SPLITS = ("validation", "test", "train")
-LAYOUT = ("fields", "delimiter", "quotes", "header", "document")  # how one file is written; another may differ
+LAYOUT = ("columns", "delimiter", "quotes", "header", "document")  # how one file is written; another may differ
 LAYOUT_PATHS = {f"data.{name}" for name in LAYOUT}
 
 
@@ -52,7 +52,7 @@ def evaluate(
     progress: OnProgress = lambda action, done, total: None,
     **settings: Any,
 ) -> Tree:
-    """Returns the scores of a checkpoint and of baselines, and the output for every row, as plain data.
+    """Returns the scores of a checkpoint and of baselines, and the output for every row, as a dict.
 
     A run records its task and its data. For any other checkpoint the head decides the task, and `data` names a file.
     With `output` as "rows" or "images", a task that has no such outputs raises before anything is computed. `settings`
@@ -174,13 +174,13 @@ def file_data_spec(
         file_spec = file_spec.model_copy(update={"document": None})  # each row of a table is a text
     files = (spec.path, spec.validation, spec.test) if from_run and isinstance(spec, TableSpec) else ()
     is_run_file = any(file and same_file(file, path) for file in files)
-    if "fields" in data_overrides or is_run_file or file_spec.fits(path):
+    if "columns" in data_overrides or is_run_file or file_spec.fits(path):
         return file_spec
     tree = {name: value for name, value in to_tree(file_spec).items() if name not in LAYOUT} | data_overrides
     settings = {name: value for name, value in tree.items() if name not in ("kind", "path")}
     longer = task.longer_column_first
     columns = choose_columns(Path(path), type(file_spec), longer_column_first=longer, settings=settings)
-    return DataSpec.choose(tree | ({"fields": columns.fields} if columns.fields else {}))
+    return DataSpec.choose(tree | ({"columns": columns.names} if columns.names else {}))
 
 
 def make_evaluation(

@@ -64,7 +64,7 @@ class Step(Event):
     tokens: int
     seconds: float
     skipped: bool = False
-    terms: dict[str, float] = field(default_factory=dict)  # mean of each auxiliary loss
+    auxiliary_losses: dict[str, float] = field(default_factory=dict)  # mean of each auxiliary loss
     rows: tuple[int, ...] = ()  # indices of the training rows, only of a skipped step
 
 

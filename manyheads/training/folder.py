@@ -74,9 +74,11 @@ def check_foreign_files(folder: Path) -> None:
     for path in (folder / name for name in names):
         if os.path.lexists(path):
             reason = (
-                "is not the lock of a run" if path.name == "lock.json" else "has no env.json beside it, as a run has"
+                "it is not the lock of a run"
+                if path.name == "lock.json"
+                else f"{folder} has no env.json, so it is no run"
             )
-            raise RunError(f"{path} {reason}, and would be overwritten", hint=NEW_OUTPUT)
+            raise RunError(f"{path} would be overwritten: {reason}", hint=NEW_OUTPUT)
 
 
 # ----------------------------------------------------------------------------------------------------------- the lock

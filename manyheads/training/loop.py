@@ -21,7 +21,7 @@ from manyheads.errors import DivergedError, NonFiniteError, OutOfDiskError, OutO
 from manyheads.files.write import free_bytes, write_atomic
 from manyheads.model.builder import Model, manual_seed, resolve_device
 from manyheads.spec import Tree
-from manyheads.tasks.auxiliary import loss_with_auxiliary, term_counts, total_loss
+from manyheads.tasks.auxiliary import auxiliary_counts, loss_with_auxiliary, total_loss
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, LossSum
 from manyheads.training.batches import BatchLoader, BatchStream
 from manyheads.training.events import (
@@ -80,7 +80,7 @@ def train(
     override_resume: Sequence[str] = (),
     progress: Callable[[Event], None] = lambda event: None,
 ) -> Tree:
-    """Trains or resumes a run, as `manyheads train` does, and returns how it ended as plain data.
+    """Trains or resumes a run, as `manyheads train` does, and returns how it ended as a dict.
 
     `run` is a run file, its tree or a spec. `progress` is called with every event; `train_events` yields them instead.
     """
@@ -208,13 +208,13 @@ def train_loop(
             yield Evaluated(state.step, metrics)
         reason = state.stop_reason(best) or should_stop()
         if improved or (state.step % settings.save_every == 0 and not state.consecutive_skips):
-            run.train_dataset.check()  # no checkpoint was trained on rows that changed
-            yield checkpointer.save(state, best=improved)
+            run.train_dataset.check()  # raises if the data files changed during training
+            yield checkpointer.save(state, is_best=improved)
             checkpointer.check(MAX_FAILED_SAVES)
             reason = reason or should_stop()
     if checkpointer.last_saved_state != state:
         run.train_dataset.check()
-        yield checkpointer.save(state, best=improved)
+        yield checkpointer.save(state, is_best=improved)
         checkpointer.check(1)
         if checkpointer.last_saved_state != state:
             raise DivergedError(
@@ -228,19 +228,19 @@ def train_loop(
 class Checkpointer:
     """Saves checkpoints; knows the state of the last one and how many saves failed since."""
 
-    write: Callable[..., Path]  # (state, best=…) → the checkpoint
+    write: Callable[..., Path]  # (state, is_best=…) → the checkpoint
     folder: Path
     check_lock: Callable[[], None]
     last_saved_state: TrainState
     failures: int = 0
     message: str = ""
 
-    def save(self, state: TrainState, *, best: bool = False) -> Saved | SaveFailed | Warned:
+    def save(self, state: TrainState, *, is_best: bool = False) -> Saved | SaveFailed | Warned:
         """Saves one checkpoint. It becomes the best only once it is written, so that a failed save never is."""
-        snapshot = state.as_best() if best else replace(state)
+        snapshot = state.as_best() if is_best else replace(state)
         try:
             self.check_lock()
-            path = self.write(snapshot, best=best)
+            path = self.write(snapshot, is_best=is_best)
         except OSError as error:
             self.failures += 1
             self.message = f"cannot save in {self.folder}: {error.strerror or error}"
@@ -248,7 +248,7 @@ class Checkpointer:
         except NonFiniteError as error:
             return Warned(state.step, f"no checkpoint is saved: {error}")
         self.last_saved_state, self.failures = snapshot, 0
-        state.best, state.best_step = snapshot.best, snapshot.best_step
+        state.best_value, state.best_step = snapshot.best_value, snapshot.best_step
         return Saved(state.step, str(path))
 
     def check(self, max_failures: int) -> None:
@@ -266,7 +266,7 @@ def explain_memory_errors(purpose: str) -> Iterator[None]:
         is_memory_error = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not is_memory_error and not re.search("not enough memory|can't allocate memory|out of memory", str(error)):
             raise
-        hint = "lower train.batch_tokens and raise train.accumulate to keep the step size, or make the model smaller"
+        hint = "lower train.batch_tokens, and raise train.accumulate to keep the effective batch size"
         raise OutOfMemoryError(f"there is not enough memory for {purpose}", hint=hint) from None
 
 
@@ -305,7 +305,7 @@ def train_step(
     lr = spec.optim.lr * spec.optim.schedule.factor(state.step, spec.train.steps)
     for group in optimizer.param_groups:
         group["lr"] = lr
-    loss, terms = accumulate_gradients(model, batches, spec, state.step)
+    loss, auxiliary_losses = accumulate_gradients(model, batches, spec, state.step)
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     grad_norm = torch.nn.utils.get_total_norm(gradients)
     finite = math.isfinite(loss) and bool(grad_norm.isfinite())
@@ -328,7 +328,7 @@ def train_step(
         tokens=tokens,
         seconds=time.perf_counter() - start,
         skipped=not finite,
-        terms=terms,
+        auxiliary_losses=auxiliary_losses,
         rows=() if finite else tuple(rows),
     )
 
@@ -339,17 +339,17 @@ def accumulate_gradients(
     """Accumulates gradients of the mean loss over all targets; returns that mean and the auxiliary losses."""
     target_count = sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in batches)
     model.train()
-    loss_sum, counts = 0.0, term_counts(spec.auxiliary_losses, model, batches)
-    terms = dict.fromkeys(counts, 0.0)
+    loss_sum, counts = 0.0, auxiliary_counts(spec.auxiliary_losses, model, batches)
+    auxiliary_losses = dict.fromkeys(counts, 0.0)
     for i, batch in enumerate(batches):
         manual_seed(mix_seed(spec.seed, step, i))  # so that resuming needs no random state
         with autocast(batch.inputs.tokens.device):
             loss = loss_with_auxiliary(spec.task, spec.auxiliary_losses, model, batch)
         total_loss(loss, target_count, spec.auxiliary_losses, counts).backward()
         loss_sum += float(loss.sum.detach())
-        for name, term in loss.terms.items():
-            terms[name] += float(term.sum.detach()) / max(1, counts[name])
-    return loss_sum / max(1, target_count), terms
+        for name, auxiliary in loss.auxiliary_losses.items():
+            auxiliary_losses[name] += float(auxiliary.sum.detach()) / max(1, counts[name])
+    return loss_sum / max(1, target_count), auxiliary_losses
 
 
 def mix_seed(*numbers: int) -> int:

@@ -58,14 +58,14 @@ class TrainState:
 
     step: NonNegativeInt = 0
     epoch: NonNegativeInt = 0
-    batch: NonNegativeInt = 0  # index of the next batch in the epoch
+    batch_index: NonNegativeInt = 0  # index of the next batch in the epoch
     rows: NonNegativeInt = 0
     tokens: NonNegativeInt = 0
     consecutive_skips: NonNegativeInt = 0  # steps in a row whose loss or gradients were NaN or infinite
     evaluated_step: NonNegativeInt = 0
     metrics: dict[str, float | None] = field(default_factory=dict)  # of that evaluation; None for NaN or infinity
-    metric: str = ""  # name of the metric by which evaluations are compared
-    best: float | None = None
+    best_metric: str = ""  # name of the metric by which evaluations are compared
+    best_value: float | None = None
     best_step: NonNegativeInt = 0
     evaluations_since_best: NonNegativeInt = 0
     init_hash: str = ""  # hash of the checkpoint that the weights were initialized from
@@ -76,22 +76,22 @@ class TrainState:
         self.metrics = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         if best is None:
             return False
-        if self.metric != best.metric:
+        if self.best_metric != best.metric:
             self.reset_best(best.metric)
         value = self.metrics[best.metric]
-        improved = value is not None and (self.best is None or best.is_better(value, self.best))
+        improved = value is not None and (self.best_value is None or best.is_better(value, self.best_value))
         self.evaluations_since_best = 0 if improved else self.evaluations_since_best + 1
         return improved
 
     def as_best(self) -> TrainState:
-        return replace(self, best=self.metrics[self.metric], best_step=self.step)
+        return replace(self, best_value=self.metrics[self.best_metric], best_step=self.step)
 
     def reset_best(self, metric: str = "") -> None:
-        self.metric, self.best, self.best_step, self.evaluations_since_best = metric, None, 0, 0
+        self.best_metric, self.best_value, self.best_step, self.evaluations_since_best = metric, None, 0, 0
 
     def stop_reason(self, best: BestSpec | None) -> str | None:
         """Returns which field of train.best ends the run after this evaluation, or None."""
-        if best is None or self.evaluated_step != self.step or self.metric != best.metric:
+        if best is None or self.evaluated_step != self.step or self.best_metric != best.metric:
             return None
         value = self.metrics[best.metric]
         if value is not None and best.is_reached(value):
@@ -123,7 +123,7 @@ def save(
     folder: Path,
     state: TrainState,
     *,
-    best: bool,
+    is_best: bool,
     run: PreparedRun,
     model: Model,
     optimizer: torch.optim.Optimizer,
@@ -165,7 +165,7 @@ def save(
             shutil.rmtree(path, ignore_errors=True)
         raise
     write_atomic(folder / "latest", final.name)
-    if best:
+    if is_best:
         write_atomic(folder / "best", final.name)
     remove_old_checkpoints(folder, run.spec.train.keep_last)
     return final
@@ -383,7 +383,7 @@ def special_token_names(run: PreparedRun) -> dict[str, str]:
 def checkpoint_writer(
     run: PreparedRun, model: Model, optimizer: torch.optim.Optimizer, folder: Path
 ) -> Callable[..., Path]:
-    """Returns a function (state, best=…) that saves a checkpoint of this run."""
+    """Returns a function (state, is_best=…) that saves a checkpoint of this run."""
     return partial(
         save,
         folder,
@@ -425,7 +425,7 @@ def repair_best(folder: Path, state: TrainState, best: BestSpec | None) -> str |
 
     A run may have been killed before it wrote that file, or was resumed from a checkpoint before a better one.
     """
-    if best is None or best.metric != state.metric:
+    if best is None or best.metric != state.best_metric:
         state.reset_best()
     checkpoint = folder / f"step-{state.best_step:08}"
     fault = verify_manifest(checkpoint) if state.best_step else None
@@ -434,6 +434,6 @@ def repair_best(folder: Path, state: TrainState, best: BestSpec | None) -> str |
         return None
     (folder / "best").unlink(missing_ok=True)
     if fault:
-        state.reset_best(state.metric)
+        state.reset_best(state.best_metric)
         return f"{fault}: the best checkpoint is lost, and the next evaluation becomes the best"
     return None

@@ -51,7 +51,7 @@ def suggest_run(
     file: Path | None = None,
     *,
     architecture: str | None = None,
-    fields: str | None = None,
+    columns: str | None = None,
     overrides: Sequence[str] = (),
     minutes: float = 30.0,
     init_from: str | None = None,
@@ -68,7 +68,7 @@ def suggest_run(
     if other := [assignment for assignment in overrides if not assignment.startswith("data.")]:
         raise UsageError(f"-s is {quote(other[0])}, expected a field of the data", hint="change others in the run file")
     initial = InitialModel.load(init_from, kind, architecture) if init_from is not None else None
-    tree, columns_reason = suggest_data(kind, file, fields, overrides)
+    tree, columns_reason = suggest_data(kind, file, columns, overrides)
     data = DataSpec.choose(tree)
     architecture = initial.spec.architecture if initial else choose_architecture(kind, architecture)
     suggestion = Suggestion(task=kind, architecture=architecture, corpus=data.load(), data=data)
@@ -92,15 +92,15 @@ def choose_architecture(task: type[TaskSpec], name: str | None) -> str:
 
 
 def suggest_data(
-    task: type[TaskSpec], file: Path | None, fields: str | None, overrides: Sequence[str]
+    task: type[TaskSpec], file: Path | None, columns: str | None, overrides: Sequence[str]
 ) -> tuple[Tree, str]:
     """Returns the table [data], and why its columns were chosen."""
     if file is None or not task.takes_file:
-        if file is not None or fields:
+        if file is not None or columns:
             raise UsageError(
                 f"{task.kind} generates its data"
                 if file is not None
-                else "--fields names columns of a file, and no file is given"
+                else "--columns names columns of a file, and no file is given"
             )
         if task.default_data is None:
             raise UsageError(f"{task.kind} has no built-in data; name a file")
@@ -111,11 +111,12 @@ def suggest_data(
         )
     kind: Any = DataSpec.kinds[task.file_kind]
     tree: Tree = override({"data": {"kind": task.file_kind, "path": str(file)}}, overrides)["data"]
-    if "fields" in tree and not fields:
+    if "columns" in tree and not columns:
         return tree, "as given"
-    settings = {name: value for name, value in tree.items() if name not in ("kind", "path", "fields")}
-    columns = choose_columns(file, kind, fields=fields, longer_column_first=task.longer_column_first, settings=settings)
-    return tree | ({"fields": list(columns.fields)} if columns.fields else {}), columns.reason
+    settings = {name: value for name, value in tree.items() if name not in ("kind", "path", "columns")}
+    longer_first = task.longer_column_first
+    chosen = choose_columns(file, kind, columns=columns, longer_column_first=longer_first, settings=settings)
+    return tree | ({"columns": list(chosen.names)} if chosen.names else {}), chosen.reason
 
 
 # -------------------------------------------------------------------------------------------------------------- choices

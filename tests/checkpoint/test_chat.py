@@ -169,8 +169,8 @@ def test_an_answer_is_the_text_generated_for_the_prompt():
     assert checkpoint.chat(ANSWERED, max_new_tokens=6, details=True) == expected
     assert "".join(checkpoint.stream_chat(ANSWERED, max_new_tokens=6)) == expected.text
     several = checkpoint.chat(ANSWERED, max_new_tokens=6, temperature=1.0, n=3)
-    assert [text.tokens for text in several] == [
-        item.tokens for item in checkpoint.generate(ids, max_new_tokens=6, temperature=1.0, n=3)
+    assert [text.token_ids for text in several] == [
+        item.token_ids for item in checkpoint.generate(ids, max_new_tokens=6, temperature=1.0, n=3)
     ]
     assert len(checkpoint.chat(ANSWERED, max_new_tokens=2, logprobs=1).logprobs) == 2
 
@@ -252,7 +252,7 @@ def test_a_conversation_answers_as_each_of_its_turns_alone(name, method):
     reads_less = name in MODELS and method in SUPPORTING_CACHE
     checkpoint = word_checkpoint((MODELS | WITHOUT_PREFIX)[name])
     answers, alone = talk(checkpoint, send_and_check_reads if reads_less else Conversation.send, **METHODS[method])
-    assert [answer.tokens for answer in answers] == [result.tokens for result in alone]
+    assert [answer.token_ids for answer in answers] == [result.token_ids for result in alone]
     assert [answer.text for answer in answers] == [result.text for result in alone]
     assert len({answer.text for answer in answers}) > 1
 
@@ -268,7 +268,7 @@ def send_and_check_reads(conversation, question):
     assert first == prompt[common:]
     assert len(draft) <= getattr(conversation.config.decoding, "prompt_lookup_num_tokens", 0)
     after = conversation.cache.entry[0].tolist()
-    assert after == (prompt + conversation.answer.tokens)[: len(after)]
+    assert after == (prompt + conversation.answer.token_ids)[: len(after)]
     assert len(after) >= len(prompt) + 5, "the answer was read too, except its end"
     assert common > 20 or len(conversation.messages) < 6
     return text
@@ -490,9 +490,9 @@ def test_a_full_context_drops_the_oldest_turns_and_says_so(learned, settings):
         if conversation.num_dropped:
             longer = conversation.messages_from(conversation.num_dropped - 2)[:-1]
             assert len(WORD_TOKENIZER.encode(word_prompt(longer)).ids) > room
-        assert len(prompt) + len(conversation.answer.tokens) <= 41
+        assert len(prompt) + len(conversation.answer.token_ids) <= 41
         limit = min(settings.get("max_new_tokens", 512), 40 - len(prompt) + learned)
-        assert conversation.answer.tokens == checkpoint.generate(prompt, max_new_tokens=limit)
+        assert conversation.answer.token_ids == checkpoint.generate(prompt, max_new_tokens=limit)
     assert len(conversation.messages) == 12, "dropped messages are not forgotten"
     assert dropped[0] == 0
     assert dropped[-1] > 0

@@ -501,7 +501,7 @@ def test_generation_ends_at_the_last_position(tmp_path):
     for length in (3, 39, 40):
         with pytest.warns(UserWarning, match="40 positions"):
             text = ours.generate([3] * length, details=True)
-        assert (len(text.tokens), text.finish_reason, "40" in text.note) == (41 - length, "length", True)
+        assert (len(text.token_ids), text.finish_reason, "40" in text.note) == (41 - length, "length", True)
     assert len(ours.generate([3, 4, 5], max_new_tokens=37)) == 37
     with raises("input.length", 40):
         ours.generate([3] * 41)
@@ -680,7 +680,7 @@ def test_a_run_and_its_export_have_no_key_and_no_file_of_the_task_that_the_check
     assert not {"problem_type", "task_specific_params", "decoder_start_token_id", "forced_eos_token_id"} & set(
         classifier
     )
-    pairs = {"kind": "queries", "path": str(labels), "fields": [0, 0]}
+    pairs = {"kind": "queries", "path": str(labels), "columns": [0, 0]}
     vectors = finetuned(tmp_path / "classifier-hf", tmp_path / "vectors", pairs, "retrieval", "none")
     assert not {"id2label", "label2id"} & set(vectors)
     for name in ("classifier", "vectors"):

@@ -18,7 +18,7 @@ def write_jsonl(folder, **files):
 def test_queries_name_documents_of_another_file(tmp_path):
     queries = [{"query": f"q{i}", "doc_id": i} for i in range(10)]
     paths = write_jsonl(tmp_path, queries=queries, docs=[{"id": i, "text": f"text {i}"} for i in range(30)])
-    spec = data_spec("queries", path=paths["queries"], fields=["query", "doc_id"], documents=paths["docs"])
+    spec = data_spec("queries", path=paths["queries"], columns=["query", "doc_id"], documents=paths["docs"])
     corpus = spec.load()
     assert all_rows(corpus) == sorted((f"q{i}", f"text {i}") for i in range(10))
     assert corpus.documents() == tuple(f"text {i}" for i in range(30))

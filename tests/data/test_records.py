@@ -111,7 +111,7 @@ def test_quotes_that_no_cell_needs_are_csv_in_more_than_half_of_the_lines(needle
 
 def test_a_quote_within_a_cell_is_text(tmp_path):
     path = write_file(tmp_path, "a.csv", 'size,text\n5" pipe,"a ""b"", c"\n6" pipe,d\n')
-    assert all_rows(load_data("pairs", path=path, fields=["size", "text"])) == [
+    assert all_rows(load_data("pairs", path=path, columns=["size", "text"])) == [
         ('5" pipe', 'a "b", c'),
         ('6" pipe', "d"),
     ]
@@ -188,7 +188,7 @@ def test_a_tsv_is_separated_by_tabs_unless_it_has_none(tmp_path):
     with raises("data.row", tabs, "line 10 "):
         load_data("labels", path=tabs)
     texts = write_file(tmp_path, "c.tsv", "".join(f"word {i}, word\n" for i in range(9)) + "word\n")
-    assert ("word 3, word",) in all_rows(load_data("text", path=texts, fields=[0]))
+    assert ("word 3, word",) in all_rows(load_data("text", path=texts, columns=[0]))
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -198,9 +198,9 @@ def test_the_line_that_tells_excel_the_delimiter_is_no_row(delimiter, mark, tmp_
     write_csv(tmp_path, [("said", "class"), *rows], delimiter=delimiter)
     text = f"{mark}sep={delimiter}\r\n" + (tmp_path / "a.csv").read_bytes().decode()
     path = write_file(tmp_path, "b.csv", text)
-    assert all_rows(load_data("labels", path=path, fields=["said", "class"])) == sorted(rows)
+    assert all_rows(load_data("labels", path=path, columns=["said", "class"])) == sorted(rows)
     with raises("data.row", path, "line 12 "):
-        load_data("labels", path=write_file(tmp_path, "b.csv", text + "one\n"), fields=[0, 1])
+        load_data("labels", path=write_file(tmp_path, "b.csv", text + "one\n"), columns=[0, 1])
 
 
 def test_too_few_columns_are_an_error_that_names_the_delimiter(tmp_path):
@@ -232,11 +232,11 @@ def test_a_header_is_recognised_by_the_lines_below_it(name, tmp_path):
     lines = [line.format(i=i, x="ab"[i % 2]) for i in range(12)]
     columns = [0, header.count("\t")]
     path = write_file(tmp_path, "a.tsv", "\n".join((header, *lines)))
-    corpus = load_data("pairs", path=path, fields=columns)
+    corpus = load_data("pairs", path=path, columns=columns)
     assert len(all_rows(corpus)) == 12
     assert "header = false" in corpus.description
-    assert len(all_rows(load_data("pairs", path=path, fields=columns, header=False))) == 13
-    without = load_data("pairs", path=write_file(tmp_path, "b.tsv", "\n".join(lines)), fields=columns)
+    assert len(all_rows(load_data("pairs", path=path, columns=columns, header=False))) == 13
+    without = load_data("pairs", path=write_file(tmp_path, "b.tsv", "\n".join(lines)), columns=columns)
     assert len(all_rows(without)) == 12
     assert "header = true" in without.description
 
@@ -258,7 +258,7 @@ def test_a_class_of_one_row_does_not_make_it_a_header(tmp_path):
     for value in ("very few", "'rare'", "'seldom'"):
         assert value in corpus.description
     numbered = [f"{i}\t{row}" for i, row in enumerate(rows[:-1])]
-    corpus = load_data("labels", path=write_file(tmp_path, "b.tsv", "\n".join(numbered)), fields=[1, 2])
+    corpus = load_data("labels", path=write_file(tmp_path, "b.tsv", "\n".join(numbered)), columns=[1, 2])
     assert "rare" in corpus.labels()
 
 
@@ -266,7 +266,7 @@ def test_a_column_that_occurs_twice_is_not_guessed(tmp_path):
     path = write_file(tmp_path, "a.csv", "text,text,label\na,b,c\nd,e,f\n")
     with raises("data.columns", path, "'text'"):
         load_data("labels", path=path)
-    assert all_rows(load_data("labels", path=path, fields=[1, 2])) == [("b", "c"), ("e", "f")]
+    assert all_rows(load_data("labels", path=path, columns=[1, 2])) == [("b", "c"), ("e", "f")]
 
 
 # ----------------------------------------------------------------------------------------------------- JSON and parquet
@@ -292,9 +292,9 @@ def test_a_label_may_be_a_string_or_an_integer_and_a_text_only_a_string(tmp_path
     path = write_file(tmp_path, "a.jsonl", line)
     assert all_rows(load_data("labels", path=path)) == [("a", "1"), ("b", "2")]
     with raises("data.row", "1.0", "integer"):
-        load_data("labels", path=path, fields=["text", "score"])
+        load_data("labels", path=path, columns=["text", "score"])
     with raises("data.row", "1.0") as caught:
-        load_data("labels", path=path, fields=["score", "label"])
+        load_data("labels", path=path, columns=["score", "label"])
     assert "integer" not in str(caught.value)
 
 
@@ -312,10 +312,10 @@ def test_parquet_is_read_by_the_names_of_its_columns(tmp_path):
     path = write_parquet(tmp_path, id=list(range(20)), score=[0.5] * 20, text=texts, label=labels)
     assert all_rows(load_data("labels", path=path)) == sorted(zip(texts, map(str, labels), strict=True))
     assert all_rows(load_data("text", path=path)) == sorted((text,) for text in texts)
-    assert all_rows(load_data("labels", path=path, fields=["text", "id"]))[0] == ("some words 0", "0")
+    assert all_rows(load_data("labels", path=path, columns=["text", "id"]))[0] == ("some words 0", "0")
     for column, code in (("score", "data.row"), ("text ", "data.columns")):
         with raises(code, path, column):
-            load_data("labels", path=path, fields=["text", column])
+            load_data("labels", path=path, columns=["text", column])
     with raises("data.too-large", path, "row 11"):
         load_data("text", path=path, max_line_length=12)
     with raises("data.row", "row 2", "text"):

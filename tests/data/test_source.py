@@ -52,9 +52,9 @@ def test_validation_gets_its_fraction_of_the_rows_and_at_most_two_thousand():
 def test_columns_are_given_by_name_or_number_or_found_by_default(tmp_path):
     tsv = write_file(tmp_path, "a.tsv", "id\ttarget\tsource\n1\tz\ta\n2\ty\tb\n3\tx\tc\n")
     assert all_rows(load_data("pairs", path=tsv)) == [("a", "z"), ("b", "y"), ("c", "x")]
-    by_name = load_data("pairs", path=tsv, fields=["id", "source"])
+    by_name = load_data("pairs", path=tsv, columns=["id", "source"])
     assert all_rows(by_name) == [("1", "a"), ("2", "b"), ("3", "c")]
-    assert all_rows(load_data("pairs", path=tsv, fields=[1, 0]))[-1] == ("z", "1")
+    assert all_rows(load_data("pairs", path=tsv, columns=[1, 0]))[-1] == ("z", "1")
     plain = write_file(tmp_path, "no suffix.data.gz", gzip.compress(b"a\tz\nb\ty\n"))
     assert all_rows(load_data("pairs", path=plain)) == [("a", "z"), ("b", "y")]
     objects = '{"source": "a", "target": "z", "more": 1}\n\n{"target": "y", "source": "b"}\n'
@@ -87,7 +87,7 @@ def test_a_header_is_not_a_row(kind, tmp_path):
     assert len(corpus.test) == 40
     for value in ("tab-separated", *header.split("\t"), "header = false"):
         assert value in corpus.description
-    for settings in ({"fields": [0, 1]}, {"fields": header.split("\t")}, {"header": True}):
+    for settings in ({"columns": [0, 1]}, {"columns": header.split("\t")}, {"header": True}):
         assert len(load_data(kind, path=path, test=path, **settings).test) == 40
     as_row = load_data(kind, path=path, header=False)
     assert tuple(header.split("\t")) in as_row.train + as_row.validation
@@ -115,7 +115,7 @@ FAULTS = {
         "pairs",
         "a.tsv",
         "a\tb\nc\td\n",
-        {"fields": ["en", "de"]},
+        {"columns": ["en", "de"]},
         "data.columns",
         ["line 1 ", "'en'"],
     ),
@@ -250,7 +250,7 @@ def test_queries_are_joined_with_a_file_of_documents(tmp_path):
 def test_a_spec_says_what_it_reads_and_reads_another_file_of_the_same_form(tmp_path):
     """So that no caller compares kinds."""
     path, other = (write_file(tmp_path, name, "a\tb\nc\td\n") for name in ("a.tsv", "b.tsv"))
-    spec = data_spec("pairs", path=path, fields=[1, 0])
+    spec = data_spec("pairs", path=path, columns=[1, 0])
     assert (spec.source_path, spec.tokenized_folder) == (path, None)
     corpus = spec.load_file(other)
     assert (len(corpus.train), corpus.validation) == (0, [("b", "a"), ("d", "c")])

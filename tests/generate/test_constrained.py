@@ -18,8 +18,8 @@ import manyheads
 from manyheads import Checkpoint
 from manyheads.cli.generation import read_schema
 from manyheads.errors import GenerationConfigError
-from manyheads.generate.config import choose_filter, filter_kinds, generation_config
-from manyheads.generate.filter import FilterContext
+from manyheads.generate.config import choose_processor, generation_config, processor_kinds
+from manyheads.generate.logits_processor import LogitsProcessorContext
 from manyheads.generate.vocabulary import Vocabulary
 from manyheads.spec import to_tree
 
@@ -260,13 +260,13 @@ def test_the_mask_is_that_of_brute_force(regex, eos):
     tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens(["<s>", "</s>"])
-    prepared = choose_filter({"kind": "regex", "regex": regex}).prepare(Vocabulary(tokenizer))
+    prepared = choose_processor({"kind": "regex", "regex": regex}).prepare(Vocabulary(tokenizer))
     texts, possible = prefixes_of(regex, "ab", 9)
     level = [()]
     for _ in range(3):
         for row in level:
             text = "".join(spelled[token] for token in row)
-            context = FilterContext(torch.tensor([[0, *row]]), len(row), 9, eos)
+            context = LogitsProcessorContext(torch.tensor([[0, *row]]), len(row), 9, eos)
             allowed = prepared.apply(torch.randn(1, len(TINY) + 2), context)[0].isfinite().nonzero()[:, 0].tolist()
             expected = [i for i, more in spelled.items() if i not in eos and text + more in possible]
             expected += eos if text in texts else ()
@@ -291,7 +291,7 @@ def test_a_text_ends_when_nothing_can_follow_even_without_an_eos_token():
 def test_an_expression_that_constrains_nothing_is_refused(setting):
     with raises("generate.config", next(iter(setting))):
         generation_config(**setting)
-    assert not generation_config(regex=None, json_schema=None).filters
+    assert not generation_config(regex=None, json_schema=None).processors
 
 
 @pytest.mark.parametrize("minimum", [{"min_new_tokens": 4}, {"min_length": 5}], ids=str)
@@ -300,7 +300,7 @@ def test_a_text_that_ends_before_its_minimum_has_a_note(ending, minimum):
     checkpoint = CHECKPOINTS["words"]
     with pytest.warns(UserWarning, match="minimum of 4"):
         one = checkpoint.generate([2], details=True, **ending, **minimum)
-    assert (one.finish_reason, len(one.tokens) < 4) == ("stop", True)
+    assert (one.finish_reason, len(one.token_ids) < 4) == ("stop", True)
     assert checkpoint.generate([2], details=True, min_new_tokens=2, **ending).note is None
 
 
@@ -316,7 +316,7 @@ def test_a_search_that_finds_fewer_texts_than_asked_for_says_so(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_text_that_is_complete_at_max_new_tokens_is_finished(method):
     one = CHECKPOINTS["words"].generate([2], regex="[ab]!!", max_new_tokens=3, details=True, **METHODS[method])
-    assert (len(one.tokens), one.finish_reason) == (3, "stop")
+    assert (len(one.token_ids), one.finish_reason) == (3, "stop")
 
 
 def test_a_text_that_max_new_tokens_ends_says_so():
@@ -359,7 +359,7 @@ def test_special_tokens_of_other_settings_are_not_part_of_the_text():
     """BART and mBART force a first token that has no text."""
     checkpoint = CHECKPOINTS["byte-level"]
     one = checkpoint.generate("x", regex="[ab]{2}", forced_prefix_ids=[0], details=True)
-    assert one.tokens[0] == 0
+    assert one.token_ids[0] == 0
     assert re.fullmatch("[ab]{2}", one.text)
     source = checkpoint_of("byte-level", pair())
     text = source.generate("x", regex="[ab]{2}", decoder_start_token_id=0, forced_bos_token_id=[0], num_beams=2)
@@ -477,7 +477,7 @@ def test_a_checkpoint_without_a_tokenizer_is_refused():
 def test_no_checkpoint_can_run_an_expression():
     from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 
-    names = {name for kind in filter_kinds().values() if kind.is_grammar for name in kind.model_fields}
+    names = {name for kind in processor_kinds().values() if kind.is_grammar for name in kind.model_fields}
     assert names == {"json_schema", "regex"}
     for name in names:
         data = json.dumps({name: "a"}).encode()

@@ -21,11 +21,11 @@ from manyheads.generate.config import (
     GenerationConfig,
     choose_decoding,
     fields_of,
-    filter_kinds,
     generation_config,
-    make_filters,
+    make_processors,
+    processor_kinds,
 )
-from manyheads.generate.decoding import DecodingSpec, Request, exhaust, generate_token_by_token
+from manyheads.generate.decoding import DecodingSpec, GenerationBatch, generate_token_by_token, run_to_end
 from manyheads.generate.methods.gnmt import GnmtBeamSpec
 from manyheads.model.recording import record
 from manyheads.spec import field, to_tree
@@ -44,10 +44,10 @@ SHAPES = {name: manyheads.read_model(to_tree(spec) | UNTIED) for name, spec in S
 
 
 def settings(**fields):
-    of_filters = {name: value for name, value in fields.items() if name in fields_of(filter_kinds().values())}
-    own = {name: value for name, value in fields.items() if name not in of_filters}
-    filters = make_filters(choose_decoding("sample"), of_filters)
-    return GenerationConfig(**{"max_new_tokens": 12, "filters": filters} | own)
+    of_processors = {name: value for name, value in fields.items() if name in fields_of(processor_kinds().values())}
+    own = {name: value for name, value in fields.items() if name not in of_processors}
+    processors = make_processors(choose_decoding("sample"), of_processors)
+    return GenerationConfig(**{"max_new_tokens": 12, "processors": processors} | own)
 
 
 SEVERAL_EOS = settings(eos_token_id=(2, 6, 10, 14, 18))
@@ -66,8 +66,8 @@ def prompt_and_source(name, batch=3, length=4):
 
 def decode(method, model, prompt, source=None, *, config, rng=()):
     source = None if source is None else Inputs.of(source)
-    request = Request(model, Inputs.of(prompt), source, config, prepared(config), rng)
-    return [hypotheses[0].tokens for hypotheses in exhaust(choose_decoding(method).generate(request))]
+    batch = GenerationBatch(model, Inputs.of(prompt), source, config, prepared(config), rng)
+    return [hypotheses[0].token_ids for hypotheses in run_to_end(choose_decoding(method).generate(batch))]
 
 
 def beam(model, prompt, source=None, *, num_beams=4, length_penalty=0.6, config):
@@ -267,8 +267,10 @@ def test_with_a_beam_per_text_the_best_covered_of_all_texts_is_found(name, cover
     prompt, source = torch.ones(3, 1, dtype=torch.long), tokens(3, 4) % 4
     config = settings(max_new_tokens=4, eos_token_id=eos)
     method = {"kind": "gnmt-beam", "num_beams": 4**4, "coverage_penalty": coverage_penalty}
-    found = exhaust(
-        choose_decoding(method).generate(Request(model, Inputs(prompt), padded(source, counts, "right"), config, ()))
+    found = run_to_end(
+        choose_decoding(method).generate(
+            GenerationBatch(model, Inputs(prompt), padded(source, counts, "right"), config, ())
+        )
     )
     texts, plain = list(every_text(4, 4, eos)), []
     for i, (best, *_) in enumerate(found):
@@ -276,18 +278,18 @@ def test_with_a_beam_per_text_the_best_covered_of_all_texts_is_found(name, cover
         pairs = zip(log_likelihoods(model, *own, texts), log_coverages(model, *own, texts), texts, strict=True)
         scores = [(p / ((5 + len(text)) / 6) ** 0.6, coverage_penalty * c) for p, c, text in pairs]
         totals = [p + c for p, c in scores]
-        assert best.tokens == texts[totals.index(max(totals))]
+        assert best.token_ids == texts[totals.index(max(totals))]
         assert best.score == pytest.approx(max(totals))
         plain.append(texts[max(range(len(texts)), key=lambda k: scores[k][0])])
-    assert coverage_penalty < 1 or plain != [best.tokens for best, *_ in found], "coverage changed no text"
+    assert coverage_penalty < 1 or plain != [best.token_ids for best, *_ in found], "coverage changed no text"
 
 
 def test_without_a_coverage_penalty_nothing_is_recorded_and_scores_are_the_same(monkeypatch):
     model, (prompt, source) = random_model(SHAPES["pair"]), prompt_and_source("pair")
-    request = Request(model, Inputs(prompt), Inputs(source), SEVERAL_EOS, ())
-    expected = exhaust(choose_decoding("gnmt-beam").generate(request))
+    batch = GenerationBatch(model, Inputs(prompt), Inputs(source), SEVERAL_EOS, ())
+    expected = run_to_end(choose_decoding("gnmt-beam").generate(batch))
     monkeypatch.setattr("manyheads.generate.methods.gnmt.record", None)
-    assert exhaust(choose_decoding({"kind": "gnmt-beam", "coverage_penalty": 0.0}).generate(request)) == expected
+    assert run_to_end(choose_decoding({"kind": "gnmt-beam", "coverage_penalty": 0.0}).generate(batch)) == expected
     assert generation_config(num_beams=3, coverage_penalty=0.3).decoding.kind == "gnmt-beam"
     assert generation_config(num_beams=3, coverage_penalty=0).decoding.kind == "beam"
 
@@ -317,7 +319,7 @@ def test_samples_are_drawn_from_softmax_of_logits_over_t(temperature):
 
 def test_the_temperature_of_the_caller_is_that_of_the_method():
     hot = generation_config(temperature=0.3)
-    assert (hot.decoding.kind, [item.temperature for item in hot.filters]) == ("sample", [0.3])
+    assert (hot.decoding.kind, [item.temperature for item in hot.processors]) == ("sample", [0.3])
     assert generation_config(temperature=0.0).decoding == choose_decoding("greedy") == GenerationConfig().decoding
     model, prompt = random_model(SHAPES["decoder"]), tokens(8, 3)
     rng = [torch.Generator().manual_seed(i) for i in range(8)]
@@ -454,9 +456,9 @@ class LeastSpec(DecodingSpec, kind="test-least"):
 
     width: int = field(2, "tokens to choose from", ge=1)
 
-    def generate(self, request):
+    def generate(self, batch):
         return generate_token_by_token(
-            request, lambda logits_BV, prompt_indices: logits_BV.topk(self.width).indices[:, -1]
+            batch, lambda logits_BV, prompt_indices: logits_BV.topk(self.width).indices[:, -1]
         )
 
 

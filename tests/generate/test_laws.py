@@ -1,4 +1,4 @@
-"""Laws of every decoding method and every filter, also those not yet written: batch = single, cached = uncached = one beam, sampled = computed frequencies."""
+"""Laws of every decoding method and every processor, also those not yet written: batch = single, cached = uncached = one beam, sampled = computed frequencies."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 from kinds import VOCAB, choices, decoder, fits, kind_id, ngram, pair, random_model, recurrent
 from raising import raises
-from scripted import Scripted, chi2_tail, filtered, frequencies
+from scripted import Scripted, chi2_tail, frequencies, processed
 from tokenizers import Tokenizer, decoders, models
 
 import manyheads
 from manyheads import Checkpoint, presets
-from manyheads.generate.config import CheckpointSettings, filter_kinds, generation_config, method_kinds
+from manyheads.generate.config import CheckpointSettings, generation_config, method_kinds, processor_kinds
 from manyheads.spec import to_tree
 
 METHODS = {
@@ -23,7 +23,7 @@ METHODS = {
     "contrastive": {"penalty_alpha": 0.4, "top_k": 3},
     "prompt-lookup": {"prompt_lookup_num_tokens": 3},
 }
-FILTERS = {
+PROCESSORS = {
     "sequence-bias": {"sequence_bias": [[[4], 2.5], [[7, 9], -1.5]]},
     "logit-bias": {"logit_bias": {"3": 2.0, "9": -3.0}},
     "repetition": {"repetition_penalty": 1.6},
@@ -58,13 +58,13 @@ def own_kinds(kinds):
     return {kind for kind, spec in kinds.items() if spec.__module__.startswith("manyheads.")}
 
 
-def test_every_method_and_every_filter_has_settings_for_these_laws():
+def test_every_method_and_every_processor_has_settings_for_these_laws():
     assert set(METHODS) == own_kinds(method_kinds())
-    assert set(FILTERS) == own_kinds(filter_kinds())
+    assert set(PROCESSORS) == own_kinds(processor_kinds())
     for kind, settings in METHODS.items():
         assert generation_config(**settings).decoding.kind == kind
-    for kind, settings in FILTERS.items():
-        assert kind in [item.kind for item in generation_config(**{"do_sample": True} | settings).filters]
+    for kind, settings in PROCESSORS.items():
+        assert kind in [item.kind for item in generation_config(**{"do_sample": True} | settings).processors]
 
 
 def letters():
@@ -103,19 +103,19 @@ def test_a_batch_gives_what_each_text_gives_alone_with_every_method(kind, name):
         return
     together = CHECKPOINTS[name].generate(PROMPTS, **same)
     alone = [CHECKPOINTS[name].generate(ids, **same) for ids in PROMPTS]
-    assert [(item.tokens, item.finish_reason) for item in together] == [
-        (result.tokens, result.finish_reason) for result in alone
+    assert [(item.token_ids, item.finish_reason) for item in together] == [
+        (result.token_ids, result.finish_reason) for result in alone
     ]
-    assert name != "decoder" or len({len(item.tokens) for item in together}) > 1, "some end before others"
+    assert name != "decoder" or len({len(item.token_ids) for item in together}) > 1, "some end before others"
 
 
 @pytest.mark.parametrize("method", ["sample", "beam"])
-@pytest.mark.parametrize("kind", FILTERS)
-def test_a_batch_gives_what_each_text_gives_alone_with_every_filter(kind, method):
-    if method == "beam" and filter_kinds()[kind].for_sampling:
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_a_batch_gives_what_each_text_gives_alone_with_every_processor(kind, method):
+    if method == "beam" and processor_kinds()[kind].for_sampling:
         method = "greedy"
     checkpoint = CHECKPOINTS["decoder"]
-    same = {"max_new_tokens": 9} | METHODS[method] | FILTERS[kind]
+    same = {"max_new_tokens": 9} | METHODS[method] | PROCESSORS[kind]
     together = checkpoint.generate(PROMPTS, **same)
     assert together == [checkpoint.generate(ids, **same) for ids in PROMPTS]
 
@@ -159,9 +159,9 @@ def check_alike(checkpoint, rows=PROMPTS[:3]):
     for row in rows:
         expected = greedy_without_a_cache(checkpoint.model, row, 6, EOS)
         same = {"max_new_tokens": 6, "details": True}
-        assert checkpoint.generate(row, **same).tokens == expected
+        assert checkpoint.generate(row, **same).token_ids == expected
         for kind in ("beam", "gnmt-beam"):
-            assert checkpoint.generate(row, decoding={"kind": kind, "num_beams": 1}, **same).tokens == expected
+            assert checkpoint.generate(row, decoding={"kind": kind, "num_beams": 1}, **same).token_ids == expected
 
 
 def shrunk(tree):
@@ -214,15 +214,15 @@ def test_cached_uncached_and_one_beam_are_alike_for_every_kind(changes):
 # --------------------------------------------------------------------------------------------- sampled frequencies
 
 
-@pytest.mark.parametrize("kind", FILTERS)
-def test_sampled_frequencies_are_the_filtered_distribution_with_every_filter(kind):
-    """Chi-square of 2,000 samples against softmax of the filtered logits, p > 10⁻⁶."""
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_sampled_frequencies_are_the_processed_distribution_with_every_processor(kind):
+    """Chi-square of 2,000 samples against softmax of the processed logits, p > 10⁻⁶."""
     count, rng = 2000, torch.Generator().manual_seed(5)
     model = Scripted((torch.randn(VOCAB, generator=rng) * 1.5).softmax(-1)[None].tolist())
     config = generation_config(
-        CheckpointSettings(eos_token_id=EOS), max_new_tokens=1, **{"temperature": 1.0} | FILTERS[kind]
+        CheckpointSettings(eos_token_id=EOS), max_new_tokens=1, **{"temperature": 1.0} | PROCESSORS[kind]
     )
-    expected = filtered(config, model.steps, torch.tensor([[0]]), letters()).softmax(-1)[0].double()
+    expected = processed(config, model.steps, torch.tensor([[0]]), letters()).softmax(-1)[0].double()
     sampled = frequencies(model, config, count, VOCAB, letters()).double()
     possible = expected > 0
     assert (sampled[~possible] == 0).all()

@@ -65,7 +65,7 @@ def test_a_default_ends_where_the_positions_end_and_says_so(gpt2):
     checkpoint = manyheads.load(gpt2)
     with pytest.warns(UserWarning, match="40 positions"):
         text = checkpoint.generate("word1 word2 word3", details=True)
-    assert (len(text.tokens), text.finish_reason) == (38, "length")
+    assert (len(text.token_ids), text.finish_reason) == (38, "length")
     with pytest.warns(UserWarning, match="40 positions"):
         assert "".join(checkpoint.stream("word1 word2 word3")) == text.text
     result = run_json("predict", gpt2, "word1 word2 word3")
@@ -98,10 +98,10 @@ def test_a_scheme_without_a_limit_goes_on_beyond_the_trained_length_and_says_so(
     if "scaling" not in position:
         assert checkpoint.context_length is None
         assert checkpoint.generate([3] * 20, details=True).note is None, "no length is known"
-        checkpoint.__dict__["generator"] = TextGenerator(checkpoint.model, None, 8)
+        checkpoint.__dict__["text_generator"] = TextGenerator(checkpoint.model, None, 8)
     with pytest.warns(UserWarning, match=f"8 tokens.*{named}"):
         text = checkpoint.generate([3] * 6, max_new_tokens=30, details=True)
-    assert len(text.tokens) == 30
+    assert len(text.token_ids) == 30
     assert checkpoint.generate([3] * 6, max_new_tokens=3, details=True).note is None, "the last token is not read"
 
 

@@ -17,7 +17,7 @@ from scripted import Scripted
 import manyheads
 from manyheads import Checkpoint, Inputs
 from manyheads.generate.config import CheckpointSettings, generation_config, method_kinds
-from manyheads.generate.decoding import Request, exhaust
+from manyheads.generate.decoding import GenerationBatch, run_to_end
 from manyheads.model.recording import record, record_hidden_states
 from manyheads.spec import to_tree
 
@@ -84,7 +84,7 @@ def test_a_state_without_a_cache_cannot_be_truncated(spec):
 
 
 @pytest.mark.parametrize("name", ["decoder", "pair", "windowed"])
-@pytest.mark.parametrize("seed", range(10))  # each of five models, with and without a filter
+@pytest.mark.parametrize("seed", range(10))  # each of five models, with and without a processor
 def test_prompt_lookup_gives_the_greedy_output(name, seed):
     spec = {
         "decoder": decoder(position="rope"),
@@ -179,10 +179,10 @@ def test_diverse_beam_search_is_its_formula():
         oracle = diverse_oracle(checkpoint.model, [3, 4], beams=4, groups=2, penalty=1.5, count=4)
     settings = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 1.5, "length_penalty": 0.0}
     found = generate(checkpoint, [3, 4], max_new_tokens=4, n=4, **settings)
-    assert [result.tokens for result in found] == [text for _, text in oracle]
+    assert [result.token_ids for result in found] == [text for _, text in oracle]
     assert [result.score for result in found] == pytest.approx([score for score, _ in oracle])
     plain = generate(checkpoint, [3, 4], max_new_tokens=4, n=4, num_beams=4, length_penalty=0.0)
-    assert [result.tokens for result in plain] != [result.tokens for result in found]
+    assert [result.token_ids for result in plain] != [result.token_ids for result in found]
 
 
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
@@ -195,9 +195,9 @@ def test_without_a_penalty_every_group_of_diverse_beam_search_is_a_beam_search(e
             "length_penalty": 3.0,
             "early_stopping": early_stopping,
         }
-        alone = [item.tokens for item in generate(checkpoint, prompt, num_beams=2, **settings)]
+        alone = [item.token_ids for item in generate(checkpoint, prompt, num_beams=2, **settings)]
         groups = {"num_beams": 6, "num_beam_groups": 3, "diversity_penalty": 0.0}
-        together = [item.tokens for item in generate(checkpoint, prompt, **settings | groups | {"n": 6})]
+        together = [item.token_ids for item in generate(checkpoint, prompt, **settings | groups | {"n": 6})]
         assert sorted(together) == sorted(3 * alone)
 
 
@@ -213,11 +213,13 @@ def test_every_search_returns_as_many_texts_as_asked_for():
     model = Markov([[0.01, 0.09, 0.9], [0.3, 0.4, 0.3], [0.3, 0.3, 0.4]])
     for method in ({"num_beams": 3}, {"decoding": {"kind": "gnmt-beam", "num_beams": 3}}):
         config = generation_config(CheckpointSettings(eos_token_id=(2,)), max_new_tokens=6, n=3, **method)
-        (found,) = exhaust(config.decoding.generate(Request(model, Inputs(torch.tensor([[0]])), None, config, ())))
+        (found,) = run_to_end(
+            config.decoding.generate(GenerationBatch(model, Inputs(torch.tensor([[0]])), None, config, ()))
+        )
         assert len(found) == 3, method
 
 
-def two_groups(steps, is_stopped=None):
+def two_groups(steps, stopping_criteria=None):
     """The texts of two groups of one beam, of which the second never takes a token that counts as chosen."""
     config = generation_config(
         CheckpointSettings(eos_token_id=(2,)),
@@ -227,9 +229,11 @@ def two_groups(steps, is_stopped=None):
         diversity_penalty=10.0,
         length_penalty=0.0,
     )
-    request = Request(Markov(steps), Inputs(torch.tensor([[2]])), None, config, (), is_stopped=is_stopped)
-    (found,) = exhaust(config.decoding.generate(request))
-    return [(result.tokens, round(math.exp(result.score), 4)) for result in found]
+    batch = GenerationBatch(
+        Markov(steps), Inputs(torch.tensor([[2]])), None, config, (), stopping_criteria=stopping_criteria
+    )
+    (found,) = run_to_end(config.decoding.generate(batch))
+    return [(result.token_ids, round(math.exp(result.score), 4)) for result in found]
 
 
 @pytest.mark.parametrize("best", [0, 1])
@@ -250,20 +254,20 @@ def test_the_best_of_n_beams_come_with_their_scores():
     found = generate(checkpoint, [3, 4], n=3, num_beams=5, logprobs=2, length_penalty=0.0)
     scores = [result.score for result in found]
     assert scores == sorted(scores, reverse=True)
-    assert len({tuple(result.tokens) for result in found}) == 3
+    assert len({tuple(result.token_ids) for result in found}) == 3
     for result in found:
         assert sum(result.logprobs) == pytest.approx(result.score, abs=1e-6)
-        whole = checkpoint.model(torch.tensor([[3, 4, *result.tokens]]))[0, 1:-1].log_softmax(-1)
-        expected = whole.gather(1, torch.tensor(result.tokens)[:, None])[:, 0]
+        whole = checkpoint.model(torch.tensor([[3, 4, *result.token_ids]]))[0, 1:-1].log_softmax(-1)
+        expected = whole.gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
         assert result.logprobs == pytest.approx(expected.tolist(), abs=1e-6)
-        assert [len(top) for top in result.top_logprobs] == [2] * len(result.tokens)
+        assert [len(top) for top in result.top_logprobs] == [2] * len(result.token_ids)
 
 
-def test_log_probabilities_are_the_models_own_before_filters():
+def test_log_probabilities_are_the_models_own_before_processors():
     checkpoint = checkpoint_of(decoder())
     one = generate(checkpoint, [3, 4], temperature=3.0, top_k=4, repetition_penalty=2.0, logprobs=3, seed=5)
-    whole = checkpoint.model(torch.tensor([[3, 4, *one.tokens]]))[0, 1:-1].log_softmax(-1)
-    assert one.logprobs == pytest.approx(whole.gather(1, torch.tensor(one.tokens)[:, None])[:, 0].tolist(), abs=1e-6)
+    whole = checkpoint.model(torch.tensor([[3, 4, *one.token_ids]]))[0, 1:-1].log_softmax(-1)
+    assert one.logprobs == pytest.approx(whole.gather(1, torch.tensor(one.token_ids)[:, None])[:, 0].tolist(), abs=1e-6)
     values, index = whole.topk(3)
     for top, own_values, own_index in zip(one.top_logprobs, values.tolist(), index.tolist(), strict=True):
         assert [name for name, _ in top] == [str(token) for token in own_index]
@@ -274,8 +278,8 @@ def test_log_probabilities_are_the_models_own_before_filters():
 def test_samples_of_one_prompt_differ_and_the_first_is_that_of_n_1():
     checkpoint = checkpoint_of(decoder())
     several = generate(checkpoint, [3, 4], n=4, temperature=2.0, seed=1)
-    assert len({tuple(text.tokens) for text in several}) == 4
-    assert several[0].tokens == generate(checkpoint, [3, 4], temperature=2.0, seed=1)
+    assert len({tuple(text.token_ids) for text in several}) == 4
+    assert several[0].token_ids == generate(checkpoint, [3, 4], temperature=2.0, seed=1)
     with raises("generate.config", "n is 2"):
         generate(checkpoint, [3, 4], n=2)
 

@@ -110,10 +110,10 @@ def test_a_generated_text_has_the_log_probabilities_that_generation_reports(name
         prompt, options = ROWS[0], {"context": ROWS[0]}
     start = {"decoder_start_token_id": START} if name in WITH_SOURCE else {}
     generated = checkpoint.generate(prompt, max_new_tokens=5, logprobs=0, **start)
-    scored = checkpoint.score(generated.tokens, **options)
+    scored = checkpoint.score(generated.token_ids, **options)
     if name == "rope-by-length":  # generation knows the length after its last token, one more than is read here
-        scored = checkpoint.score([*generated.tokens, 0], **options)
-    values = [token.logprob for token in scored.tokens][: len(generated.tokens)]
+        scored = checkpoint.score([*generated.token_ids, 0], **options)
+    values = [token.logprob for token in scored.tokens][: len(generated.token_ids)]
     assert values == pytest.approx(generated.logprobs, abs=1e-10)
 
 

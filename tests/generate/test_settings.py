@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from raising import raises
-from scripted import filtered
+from scripted import processed
 from small_checkpoints import folder_of
 from transformers import GenerationConfig as TheirConfig
 
 import manyheads
 from manyheads.generate.checkpoint_settings import NO_EFFECT, OTHER_KEYS, TOKENS, UNSUPPORTED, read_checkpoint_settings
-from manyheads.generate.config import fields_of, filter_kinds, generation_config, method_kinds
+from manyheads.generate.config import fields_of, generation_config, method_kinds, processor_kinds
 
 
 def settings_of(tree):
@@ -24,7 +24,7 @@ def settings_of(tree):
 
 
 def test_every_key_of_transformers_is_applied_refused_or_has_no_effect():
-    owned = fields_of(method_kinds().values()) | fields_of(filter_kinds().values())
+    owned = fields_of(method_kinds().values()) | fields_of(processor_kinds().values())
     groups = [owned, set(TOKENS), set(OTHER_KEYS), set(UNSUPPORTED), set(NO_EFFECT)]
     for name in vars(TheirConfig()):
         assert sum(name in group for group in groups) == 1, name
@@ -81,7 +81,7 @@ def test_the_settings_of_a_checkpoint_are_applied_and_say_where_they_are_from():
     config = generation_config(base)
     assert (config.decoding.kind, config.decoding.num_beams, config.decoding.length_penalty) == ("beam", 4, 2.0)
     assert config.decoding.early_stopping is True
-    assert [item.kind for item in config.filters] == ["no-repeat-ngram", "min-length", "forced-eos"]
+    assert [item.kind for item in config.processors] == ["no-repeat-ngram", "min-length", "forced-eos"]
     assert (config.eos_token_id, config.max_length, config.stop) == ((2, 3), 20, (".",))
     effective = config.effective_settings()
     assert {name for name, item in effective.items() if item["from"] == "default"} == {"max_new_tokens", "n", "seed"}
@@ -136,14 +136,14 @@ def test_a_name_of_another_library_is_answered_with_ours(name, other):
 
 def test_a_checkpoint_that_samples_does_unless_the_caller_selects_another_method():
     base = settings_of({"do_sample": True, "temperature": 0.6, "top_p": 0.9})
-    kinds = {item.kind: item for item in generation_config(base).filters}
+    kinds = {item.kind: item for item in generation_config(base).processors}
     assert generation_config(base).decoding.kind == "sample"
     assert (kinds["temperature"].temperature, kinds["top-p"].top_p, kinds["top-k"].top_k) == (0.6, 0.9, 50)
     assert generation_config(base, temperature=0).decoding.kind == "greedy"
     assert generation_config(base, do_sample=False).decoding.kind == "greedy"
     assert generation_config(base, num_beams=3).decoding.kind == "beam"
-    assert not generation_config(base, num_beams=3).filters
-    warm = {item.kind: item for item in generation_config(base, temperature=0.9).filters}
+    assert not generation_config(base, num_beams=3).processors
+    warm = {item.kind: item for item in generation_config(base, temperature=0.9).processors}
     assert (warm["temperature"].temperature, warm["top-p"].top_p) == (0.9, 0.9)
     silent = settings_of({"temperature": 0.6, "top_p": 0.9})
     assert generation_config(silent).decoding.kind == "greedy"
@@ -161,7 +161,7 @@ def test_a_checkpoint_that_samples_does_unless_the_caller_selects_another_method
     ids=str,
 )
 def test_the_distribution_that_is_sampled_is_that_of_transformers(settings, tmp_path):
-    """The probabilities of the next token after all filters, in transformers' order."""
+    """The probabilities of the next token after all processors, in transformers' order."""
     folder = folder_of("llama", tmp_path / "llama", tokenizer=False)
     generation = {"eos_token_id": [2, 11], "bos_token_id": 1, "pad_token_id": 60} | settings
     (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -178,7 +178,7 @@ def test_the_distribution_that_is_sampled_is_that_of_transformers(settings, tmp_
     logits = theirs(ids).logits[:, -1].float()
     expected = processors(ids, logits).softmax(-1)
     own = generation_config(ours.generation_settings, max_new_tokens=1)
-    torch.testing.assert_close(filtered(own, ours.logits(ids)[:, -1], ids).softmax(-1), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(processed(own, ours.logits(ids)[:, -1], ids).softmax(-1), expected, rtol=1e-4, atol=1e-6)
     assert own.decoding.kind == "sample"
 
 
@@ -191,10 +191,14 @@ def test_a_wrong_stop_string_has_a_code(stop):
 def test_do_sample_is_the_sampling_of_the_checkpoint():
     for own in ({"do_sample": True}, {}):
         base = settings_of({"temperature": 0.6, "top_p": 0.9} | own)
-        filters = {item.kind: item for item in generation_config(base, do_sample=True).filters}
-        assert (filters["temperature"].temperature, filters["top-k"].top_k, filters["top-p"].top_p) == (0.6, 50, 0.9)
-    assert [item.kind for item in generation_config(do_sample=True).filters] == ["temperature"]
-    assert generation_config(base, do_sample=True, temperature=0.3).filters[0].temperature == 0.3
+        processors = {item.kind: item for item in generation_config(base, do_sample=True).processors}
+        assert (processors["temperature"].temperature, processors["top-k"].top_k, processors["top-p"].top_p) == (
+            0.6,
+            50,
+            0.9,
+        )
+    assert [item.kind for item in generation_config(do_sample=True).processors] == ["temperature"]
+    assert generation_config(base, do_sample=True, temperature=0.3).processors[0].temperature == 0.3
 
 
 @pytest.mark.parametrize("name", ["base", "default_max_new_tokens"])
@@ -203,11 +207,11 @@ def test_an_argument_that_is_no_setting_is_unknown(name):
         generation_config(**{name: 3})
 
 
-def test_filters_are_documented_in_the_order_in_which_they_are_applied():
+def test_processors_are_documented_in_the_order_in_which_they_are_applied():
     page = (Path(__file__).parents[2] / "docs" / "generating.md").read_text()
-    rows = re.findall(r"^\| (`.+?) \|", page.split("## Filters")[1].split("\n## ")[0], re.M)
+    rows = re.findall(r"^\| (`.+?) \|", page.split("## Logits processors")[1].split("\n## ")[0], re.M)
     groups = [re.findall(r"`(\w+)`", row) for row in rows]
-    orders = {kind.selector()[0]: kind.order for kind in filter_kinds().values()}
+    orders = {kind.selector()[0]: kind.order for kind in processor_kinds().values()}
     assert sorted(name for group in groups for name in group) == sorted(orders)
     for before, after in pairwise(groups):
         assert max(orders[name] for name in before) <= min(orders[name] for name in after)

@@ -16,7 +16,7 @@ from manyheads import Checkpoint
 from manyheads.convert.fairseq.model import FairseqTokenizer
 from manyheads.generate.config import CheckpointSettings
 from manyheads.generate.generator import TextGenerator
-from manyheads.generate.text import GrowingText, StopStrings, TextStream, find_stop
+from manyheads.generate.text import PartialText, StopStrings, TextStreamer, find_stop
 from manyheads.generate.vocabulary import TokenDecoder
 from manyheads.spec import to_tree
 
@@ -116,8 +116,8 @@ def test_the_pieces_of_a_stream_are_the_text_up_to_the_first_stop_string(name, d
     whole = tokenizer.decode(ids)
     inside = st.builds(lambda i, n: whole[i : i + n], st.integers(0, max(0, len(whole) - 1)), st.integers(1, 4))
     stops = data.draw(st.lists(st.one_of(inside.filter(bool), st.text(min_size=1, max_size=3)), max_size=2))
-    empty = GrowingText(tokenizer.decode, TokenDecoder(tokenizer), window=data.draw(st.integers(1, 6)))
-    stream, stopping, pieces = TextStream(empty, stops), StopStrings(empty, stops), []
+    empty = PartialText(tokenizer.decode, TokenDecoder(tokenizer), window=data.draw(st.integers(1, 6)))
+    stream, stopping, pieces = TextStreamer(empty, stops), StopStrings(empty, stops), []
     for count in range(1, len(ids) + 1):
         pieces.append(stream.push(ids[count - 1]))
         assert stream.text.text == tokenizer.decode(ids[:count])
@@ -142,8 +142,8 @@ def test_a_token_of_a_long_text_costs_no_more_than_one_of_a_short_text(name):
         sizes.append(len(ids))
         return tokenizer.decode(ids)
 
-    empty = GrowingText(decode, TokenDecoder(tokenizer))
-    stream, stopping = TextStream(empty, ["zzz"]), StopStrings(empty, ["zzz"])
+    empty = PartialText(decode, TokenDecoder(tokenizer))
+    stream, stopping = TextStreamer(empty, ["zzz"]), StopStrings(empty, ["zzz"])
     first = tokenizer.token_to_id("a") if name == "byte-level" else tokenizer.get_vocab_size() - 4
     ids = [first + i % 3 for i in range(300)]
     for count in range(1, len(ids) + 1):
@@ -157,7 +157,7 @@ def test_a_token_of_a_long_text_costs_no_more_than_one_of_a_short_text(name):
 @given(text=st.text(max_size=20))
 def test_a_piece_is_never_half_a_character(text):
     tokenizer = TOKENIZERS["byte-level"]
-    stream = TextStream(GrowingText(tokenizer.decode, TokenDecoder(tokenizer)))
+    stream = TextStreamer(PartialText(tokenizer.decode, TokenDecoder(tokenizer)))
     for token in tokenizer.encode(text).ids:
         assert "\ufffd" not in stream.push(token) or "\ufffd" in text
 
@@ -228,7 +228,7 @@ def test_a_text_ends_before_the_stop_tokens_of_the_caller():
     tokens = checkpoint.generate([3, 4], max_new_tokens=6)
     for eos_token_id in (tokens[3], [tokens[3]], (VOCAB + 5, tokens[3])):
         result = checkpoint.generate([3, 4], max_new_tokens=6, eos_token_id=eos_token_id, details=True)
-        assert (result.tokens, result.finish_reason) == (tokens[: tokens.index(tokens[3])], "stop")
+        assert (result.token_ids, result.finish_reason) == (tokens[: tokens.index(tokens[3])], "stop")
     ending = replace(checkpoint, metadata=None)
     ending.__dict__["generation_settings"] = CheckpointSettings(eos_token_id=(tokens[1],))
     assert ending.generate([3, 4], max_new_tokens=6) == tokens[: tokens.index(tokens[1])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from manyheads import Inputs
-from manyheads.generate.decoding import Request, exhaust
+from manyheads.generate.decoding import GenerationBatch, run_to_end
 from manyheads.generate.vocabulary import Vocabulary
 
 
@@ -32,21 +32,21 @@ class Counted:
 
 
 def prepared(config, tokenizer=None):
-    """The filters of one batch."""
-    return [item.prepare(Vocabulary(tokenizer)) for item in config.filters]
+    """The processors of one batch."""
+    return [item.prepare(Vocabulary(tokenizer)) for item in config.processors]
 
 
-def filtered(config, logits, tokens, tokenizer=None):
-    """The logits after the filters at the first step."""
-    return Request(None, None, None, config, prepared(config, tokenizer)).filter(logits, tokens, 0)
+def processed(config, logits, tokens, tokenizer=None):
+    """The logits after the processors at the first step."""
+    return GenerationBatch(None, None, None, config, prepared(config, tokenizer)).process_logits(logits, tokens, 0)
 
 
 def frequencies(model, config, count, vocab, tokenizer=None):
     """How often each token is the first generated one after the prompt 0, over rows with a generator each."""
     rng = [torch.Generator().manual_seed(i) for i in range(count)]
     prompt = Inputs(torch.zeros(count, 1, dtype=torch.long))
-    request = Request(model, prompt, None, config, prepared(config, tokenizer), rng)
-    output = [hypotheses[0].tokens for hypotheses in exhaust(config.decoding.generate(request))]
+    batch = GenerationBatch(model, prompt, None, config, prepared(config, tokenizer), rng)
+    output = [hypotheses[0].token_ids for hypotheses in run_to_end(config.decoding.generate(batch))]
     return torch.bincount(torch.tensor(output).flatten(), minlength=vocab) / count
 
 

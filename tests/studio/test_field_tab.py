@@ -24,7 +24,7 @@ def test_the_last_layer_has_the_receptive_field_of_the_library(name, position):
     shown = checkpoint(name)
     answer = measure(shown, position=position)
     ids = shown.encode([TEXT])[0].ids
-    assert answer["tokens"] == [shown.generator.token_name(token) for token in ids]
+    assert answer["tokens"] == [shown.text_generator.token_name(token) for token in ids]
     position = len(ids) - 1 if position is None else position
     assert answer["position"] == position
     expected = receptive_field(shown.model, ids, position, replacements=tab.replacements_of(shown))

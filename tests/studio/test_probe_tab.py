@@ -91,7 +91,7 @@ def test_the_longest_token_is_a_label():
     shown = checkpoint("decoder")
     rows = windows_of(shown, TEXT, 4)
     label = tab.label_of(shown, "length", rows)
-    names = [[shown.generator.token_name(token) for token in row] for row in rows]
+    names = [[shown.text_generator.token_name(token) for token in row] for row in rows]
     assert [[label(row, i) for i in range(4)] for row in rows] == [[len(name) for name in row] for row in names]
 
 

@@ -24,8 +24,8 @@ from manyheads.spec import override, to_toml
 from manyheads.tasks.auxiliary import (
     add_attention_targets,
     attention_records,
+    auxiliary_counts,
     loss_with_auxiliary,
-    term_counts,
     total_loss,
 )
 from manyheads.tasks.batch import Batch
@@ -87,15 +87,19 @@ def test_terms_are_means_over_heads_real_positions_and_layers(name):
         entropy, distance = by_the_matrix(attention)
         entropies.append(entropy.transpose(1, 2)[real].flatten())
         distances.append(distance.transpose(1, 2)[real].flatten().clamp(max=20.0))
-    assert mean_of(loss.terms["focus"]) == pytest.approx(float(torch.cat(entropies).mean().detach()), abs=1e-10)
-    assert mean_of(loss.terms["near"]) == pytest.approx(float(torch.cat(distances).mean().detach()), abs=1e-10)
-    assert loss.terms["focus"].count == torch.cat(entropies).numel()
+    assert mean_of(loss.auxiliary_losses["focus"]) == pytest.approx(
+        float(torch.cat(entropies).mean().detach()), abs=1e-10
+    )
+    assert mean_of(loss.auxiliary_losses["near"]) == pytest.approx(
+        float(torch.cat(distances).mean().detach()), abs=1e-10
+    )
+    assert loss.auxiliary_losses["focus"].count == torch.cat(entropies).numel()
 
 
 def terms_and_gradients(model, run, batches):
     """Of the terms alone: the task's own loss is computed in float32."""
     model.zero_grad()
-    counts, losses = term_counts(run.spec.auxiliary_losses, model, batches), []
+    counts, losses = auxiliary_counts(run.spec.auxiliary_losses, model, batches), []
     for batch in batches:
         loss = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch)
         losses.append(total_loss(replace(loss, sum=torch.zeros(())), 1, run.spec.auxiliary_losses, counts))
@@ -135,9 +139,9 @@ def test_a_term_of_weight_zero_is_logged_and_changes_no_bit(name):
     (plain, plain_weights), (logged, logged_weights) = results
     assert all(torch.equal(weight, other) for weight, other in zip(plain_weights, logged_weights, strict=True))
     assert [step.loss for step in plain] == [step.loss for step in logged]
-    assert plain[0].terms == {}
-    assert set(logged[0].terms) == {"focus", "near"}
-    assert all(value > 0 for step in logged for value in step.terms.values())
+    assert plain[0].auxiliary_losses == {}
+    assert set(logged[0].auxiliary_losses) == {"focus", "near"}
+    assert all(value > 0 for step in logged for value in step.auxiliary_losses.values())
 
 
 def test_selected_layers_heads_and_stacks_are_those_alone():
@@ -151,9 +155,9 @@ def test_selected_layers_heads_and_stacks_are_those_alone():
         run.spec.task.loss(model, batch)
     real = real_positions(batch.source)
     expected = torch.stack([attentions[i].entropy[:, 1][real].sum() for i in (0, 2)]).sum()
-    assert list(loss.terms) == ["focus-1", "focus-2"]
-    torch.testing.assert_close(loss.terms["focus-1"].sum, expected)
-    assert loss.terms["focus-1"].count == 2 * int(real.sum())
+    assert list(loss.auxiliary_losses) == ["focus-1", "focus-2"]
+    torch.testing.assert_close(loss.auxiliary_losses["focus-1"].sum, expected)
+    assert loss.auxiliary_losses["focus-1"].count == 2 * int(real.sum())
 
 
 def test_layers_that_share_weights_are_different():
@@ -205,7 +209,7 @@ def test_terms_are_in_the_events_the_file_and_the_progress(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["event"] == "step"]
     assert steps
-    assert all(set(line["terms"]) == {"focus", "near"} for line in steps)
+    assert all(set(line["auxiliary_losses"]) == {"focus", "near"} for line in steps)
     assert "focus" in done.stderr
     assert "near" in done.stderr
     changed = ["train", path, "--output", tmp_path / "run", "-s", "auxiliary_losses.0.weight=0.7"]
@@ -218,7 +222,7 @@ def minimise(run, batch, steps=40):
     model, values = manyheads.build(run.model_spec).train(), []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     for _ in range(steps):
-        (term,) = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch).terms.values()
+        (term,) = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch).auxiliary_losses.values()
         optimizer.zero_grad()
         (term.sum / term.count).backward()
         optimizer.step()
@@ -278,7 +282,7 @@ def linked_batch(run, rows):
 
 def guided_term(run, model, batch):
     """The guided term, and the attentions of the same pass."""
-    term = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch).terms["guided"]
+    term = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch).auxiliary_losses["guided"]
     with record(model) as attentions:
         run.spec.task.loss(model, batch)
     return term, attentions
@@ -343,7 +347,7 @@ def test_a_relation_of_a_treebank_guides_its_own_arcs(tmp_path):
     for row, pairs in zip(run.corpus.train, links, strict=True):
         assert pairs.tolist() == [[row[2].index("nsubj"), row[1][row[2].index("nsubj")]]]
     events = list(train_events(run, tmp_path / "run"))
-    terms = [event.terms["guided"] for event in events if isinstance(event, Step)]
+    terms = [event.auxiliary_losses["guided"] for event in events if isinstance(event, Step)]
     assert terms
     assert all(np.isfinite(term) and term > 0 for term in terms)
     with raises("data.invalid", "nsbj", "nsubj"):
@@ -398,16 +402,16 @@ def test_guided_attention_learns_its_targets():
 
 def test_pairs_with_a_third_column_have_an_alignment(tmp_path):
     (tmp_path / "pairs.tsv").write_text("".join(f"a{i} b\tb a{i}\t0-1 1-0\n" for i in range(40)))
-    data = {"kind": "pairs", "path": str(tmp_path / "pairs.tsv"), "fields": ["source", "target", "alignment"]}
+    data = {"kind": "pairs", "path": str(tmp_path / "pairs.tsv"), "columns": ["source", "target", "alignment"]}
     corpus = DataSpec.choose(data).load()
     assert corpus.fields == ("source", "target", "alignment")
     assert corpus.train[0][2] == "0-1 1-0"
-    assert DataSpec.choose(data | {"fields": ["source", "target"]}).load().fields == ("source", "target")
+    assert DataSpec.choose(data | {"columns": ["source", "target"]}).load().fields == ("source", "target")
     tree = described("seq2seq") | {"data": data, "auxiliary_losses": [{"kind": "guided"}]}
     events = list(train_events(prepare(read_run(tree)), tmp_path / "run"))
-    assert all(np.isfinite(event.terms["guided"]) for event in events if isinstance(event, Step))
+    assert all(np.isfinite(event.auxiliary_losses["guided"]) for event in events if isinstance(event, Step))
     assert any(isinstance(event, Evaluated) for event in events)
     with raises("config.incompatible", "auxiliary_losses.0", "alignment"):
-        prepare(read_run(tree | {"data": data | {"fields": ["source", "target"]}}))
+        prepare(read_run(tree | {"data": data | {"columns": ["source", "target"]}}))
     with raises("config.incompatible", "auxiliary_losses.0.by", "arcs", "seq2seq"):
         read_run(tree | {"auxiliary_losses": [{"kind": "guided", "by": "arcs"}]})

@@ -210,8 +210,8 @@ def length_error(outputs, targets):
 class ConstantSpec(DecodingSpec, kind="test-constant"):
     """v = 7 at every step"""
 
-    def generate(self, request):
-        return generate_token_by_token(request, lambda logits_BV, prompt_indices: logits_BV.argmax(-1) * 0 + 7)
+    def generate(self, batch):
+        return generate_token_by_token(batch, lambda logits_BV, prompt_indices: logits_BV.argmax(-1) * 0 + 7)
 '''
 
 
@@ -273,16 +273,16 @@ def test_an_own_method_is_listed_and_used(scored, tmp_path):
     assert error_of(*command, "test-constant", "--num-beams", "2", check=2)["code"] == "generate.config"
 
 
-# ------------------------------------------------------------------------------------------------------------ own filter
+# ------------------------------------------------------------------------------------------------------------ own logits processor
 
-FILTER = '''
-"""A logits filter."""
+PROCESSOR = '''
+"""A logits processor."""
 
-from manyheads.generate.filter import FilterSpec, remove
+from manyheads.generate.logits_processor import LogitsProcessorSpec, remove
 from manyheads.spec import field
 
 
-class NeverAtSpec(FilterSpec, kind="test-never-at"):
+class NeverAtSpec(LogitsProcessorSpec, kind="test-never-at"):
     """−∞ for a token at one step"""
 
     test_never: int = field(-1, "token id", ge=-1)
@@ -293,14 +293,14 @@ class NeverAtSpec(FilterSpec, kind="test-never-at"):
 '''
 
 
-def test_an_own_filter_is_listed_and_changes_the_output(tmp_path):
-    (tmp_path / "own.py").write_text(FILTER)
+def test_an_own_processor_is_listed_and_changes_the_output(tmp_path):
+    (tmp_path / "own.py").write_text(PROCESSOR)
     parts = ["--parts", tmp_path / "own.py"]
-    (slot,) = run_json("show", "filter", *parts)["slots"]
+    (slot,) = run_json("show", "logits_processor", *parts)["slots"]
     (kind,) = [kind for kind in slot["kinds"] if kind["kind"] == "test-never-at"]
     assert kind["formula"] == "−∞ for a token at one step"
     assert [field["field"] for field in kind["fields"]] == ["test_never", "test_step"]
-    assert "test-never-at" not in [kind["kind"] for kind in run_json("show", "filter")["slots"][0]["kinds"]]
+    assert "test-never-at" not in [kind["kind"] for kind in run_json("show", "logits_processor")["slots"][0]["kinds"]]
     folder = folder_of("gpt2", tmp_path / "gpt2", bos_token_id=None, eos_token_id=None)
     common = ["predict", folder, "word1 word2", "--max-new-tokens", 4, "--logprobs", 1]
     before = [token["id"] for token in run_json(*common)["logprobs"]]

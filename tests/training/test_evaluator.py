@@ -445,7 +445,7 @@ def test_another_file_of_the_same_form_is_evaluated_with_baselines_of_the_traini
 
 
 def test_the_columns_of_another_file_are_found_as_new_finds_them(runs, tmp_path):
-    """Whatever the names in the training file are; `-s data.fields` names them."""
+    """Whatever the names in the training file are; `-s data.columns` names them."""
     rows = [(f"{text}, it is", label) for text, label in COLOURS[:10]]
     (tmp_path / "a.csv").write_text("".join(f'{i};{label};"{text}"\n' for i, (text, label) in enumerate(rows)))
     (tmp_path / "b.csv").write_text("Nr;Colour;What was said\n" + (tmp_path / "a.csv").read_text())
@@ -458,21 +458,21 @@ def test_the_columns_of_another_file_are_found_as_new_finds_them(runs, tmp_path)
     assert report["scores"] == expected["scores"]
     for name in ("semicolon-separated", "columns 'What was said', 'Colour'"):
         assert name in report["data"]
-    report = evaluate(runs / "classify", data=str(tmp_path / "a.csv"), overrides=["data.fields=[2, 1]"])
+    report = evaluate(runs / "classify", data=str(tmp_path / "a.csv"), overrides=["data.columns=[2, 1]"])
     assert report["scores"] == expected["scores"]
     with raises("data.columns", "b.csv", "'said'"):
-        evaluate(runs / "classify", data=str(tmp_path / "b.csv"), overrides=['data.fields=["said", "colour"]'])
+        evaluate(runs / "classify", data=str(tmp_path / "b.csv"), overrides=['data.columns=["said", "colour"]'])
 
 
-@pytest.mark.parametrize("fields", [[2, 1], ["de", "en"], ["de", 1], None])
-def test_a_file_of_the_run_is_read_as_the_run_reads_it(fields, tmp_path):
+@pytest.mark.parametrize("columns", [[2, 1], ["de", "en"], ["de", 1], None])
+def test_a_file_of_the_run_is_read_as_the_run_reads_it(columns, tmp_path):
     """By number as by name; numbers fit every file with as many columns."""
     lines = [f"{i},the house {i},das Haus {i}\n" for i in range(30)]
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("id,en,de\n" + "".join(lines))
-    spec = data_spec("pairs", path=str(tmp_path / "a.csv"), **({"fields": fields} if fields else {}))
+    spec = data_spec("pairs", path=str(tmp_path / "a.csv"), **({"columns": columns} if columns else {}))
     expected = sorted((*spec.load().train, *spec.load().validation))
-    for name in ("a.csv", "b.csv")[: 2 if fields else 1]:
+    for name in ("a.csv", "b.csv")[: 2 if columns else 1]:
         options = {"data": str(tmp_path / name), "split": "validation", "from_run": True}
         assert sorted(load_rows(spec, SimpleNamespace(file_kind="pairs"), **options)[1]) == expected
 
@@ -519,7 +519,7 @@ def test_any_checkpoint_can_be_evaluated(runs, tmp_path):
     }
     for name, rows in files.items():
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    overrides = ["-s", f'data.documents="{tmp_path}/docs.jsonl"', "-s", 'data.fields=["query", "doc_id"]']
+    overrides = ["-s", f'data.documents="{tmp_path}/docs.jsonl"', "-s", 'data.columns=["query", "doc_id"]']
     data = ["--data", tmp_path / "queries.jsonl"]
     report = run_json("evaluate", runs / "masked", "--task", "retrieval", *data, *overrides)
     assert (report["task"], report["rows"], report["documents"]) == ("retrieval", 8, 30)

@@ -718,9 +718,8 @@ def test_links_connect_the_right_words_whatever_special_tokens_a_text_has(model,
         found = [(int(queries[text, i]), int(keys[text, j])) for row, i, j in links.tolist() if row == text]
         assert sorted(found) == sorted(expected), (words, queries[text], keys[text])
     assert len(links)
-    term = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, initial_model(run)[0].eval(), batch).terms[
-        "guided"
-    ]
+    model = initial_model(run)[0].eval()
+    term = loss_with_auxiliary(run.spec.task, run.spec.auxiliary_losses, model, batch).auxiliary_losses["guided"]
     visible = [(row, i) for row, i, j in links.tolist() if task != "causal" or j <= i]
     assert term.count == len(visible) * sum(
         layer.heads for layer in run.spec.auxiliary_losses[0].select_layers(run.model_spec)

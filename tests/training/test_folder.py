@@ -284,7 +284,7 @@ def test_links_and_class_names_are_part_of_the_data(tmp_path):
     for link in ("0-0 1-1", "0-1 1-0"):
         lines = [f"a {i}\tb {i}\t0-0 1-1\n" for i in range(50)]
         path.write_text("".join([*lines[:30], lines[30].replace("0-0 1-1", link), *lines[31:]]))
-        data = {"kind": "pairs", "path": str(path), "fields": [0, 1, 2]}
+        data = {"kind": "pairs", "path": str(path), "columns": [0, 1, 2]}
         guided = tree(auxiliary_losses=[{"kind": "guided"}], task="seq2seq", data=data)
         found.append(data_hashes(prepare(read_run(guided)))["data"])
     assert {name for name in found[0] if found[0][name] != found[1][name]} == {"attention_targets"}
@@ -397,7 +397,15 @@ def test_the_best_checkpoint_survives_kills_with_the_same_bits(tmp_path):
 
 def test_the_training_state_goes_to_a_file_and_back():
     state = TrainState(
-        step=4, epoch=1, batch=2, rows=9, tokens=88, evaluated_step=4, metric="loss", best=1.5, best_step=4
+        step=4,
+        epoch=1,
+        batch_index=2,
+        rows=9,
+        tokens=88,
+        evaluated_step=4,
+        best_metric="loss",
+        best_value=1.5,
+        best_step=4,
     )
     state.metrics = {"loss": 1.5, "exact_match": None}
     assert TrainState.from_tree(json.loads(json.dumps(state.to_tree()))) == state

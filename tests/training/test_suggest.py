@@ -182,15 +182,17 @@ def test_new_and_train_make_a_model_of_a_file_and_new_replaces_no_run_file(tmp_p
     done = run("new", "translate", "whatever.tsv", "--output", "run.toml", cwd=tmp_path)
     assert done.stdout == ""
     assert "57" in done.stderr
-    assert tomllib.loads((tmp_path / "run.toml").read_text())["data"]["fields"] == ["english", "shouted"]
+    assert tomllib.loads((tmp_path / "run.toml").read_text())["data"]["columns"] == ["english", "shouted"]
     run("train", "run.toml", "--output", "runs/x", "-s", "train.steps=2", cwd=tmp_path)
     assert (tmp_path / "runs" / "x" / "checkpoints" / "step-00000002").is_dir()
     before = (tmp_path / "run.toml").read_text()
     done = run("new", "copy", "--output", "run.toml", "--json", cwd=tmp_path, check=2)
     assert json.loads(done.stderr)["error"]["code"] == "usage.output-exists"
     assert (tmp_path / "run.toml").read_text() == before
-    printed = run("new", "translate", "whatever.tsv", "--fields", "shouted,english", "--minutes", "0.001", cwd=tmp_path)
-    assert tomllib.loads(printed.stdout)["data"]["fields"] == ["shouted", "english"]
+    printed = run(
+        "new", "translate", "whatever.tsv", "--columns", "shouted,english", "--minutes", "0.001", cwd=tmp_path
+    )
+    assert tomllib.loads(printed.stdout)["data"]["columns"] == ["shouted", "english"]
     assert tomllib.loads(printed.stdout)["train"]["steps"] < 400  # the time decides
 
 
@@ -227,7 +229,7 @@ def test_a_file_saved_from_a_spreadsheet_is_trained_evaluated_and_used_in_four_c
 def test_the_texts_of_a_table_are_learned_one_by_one(task, tmp_path):
     path = objects(tmp_path / "a.jsonl", [(str(i), text) for i, text in enumerate(sentences(60))], "id", "said")
     text, reasons = suggest_run(task, path, minutes=0.01)
-    assert tomllib.loads(text)["data"]["fields"] == ["said"]
+    assert tomllib.loads(text)["data"]["columns"] == ["said"]
     assert "57 training, 3 validation" in reasons[0]
 
 
@@ -258,11 +260,11 @@ def test_a_value_that_is_no_text_is_an_error_with_its_line(tmp_path):
 def test_columns_given_by_number_leave_a_header_out(tmp_path):
     path = tmp_path / "a.tsv"
     path.write_text("id\tsentence\tlabel\n" + "".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))
-    text, _ = suggest_run("classify", path, fields="1,2", minutes=0.05)
-    assert tomllib.loads(text)["data"]["fields"] == ["sentence", "label"]
+    text, _ = suggest_run("classify", path, columns="1,2", minutes=0.05)
+    assert tomllib.loads(text)["data"]["columns"] == ["sentence", "label"]
     assert len(prepare(read_run(tomllib.loads(text))).labels) == 3
     path.write_text("".join(f"{i}\tsome words {i}\t{i % 3}\n" for i in range(60)))
-    assert tomllib.loads(suggest_run("classify", path, fields="1,2", minutes=0.05)[0])["data"]["fields"] == [1, 2]
+    assert tomllib.loads(suggest_run("classify", path, columns="1,2", minutes=0.05)[0])["data"]["columns"] == [1, 2]
 
 
 def test_a_pipe_is_an_error(tmp_path):
@@ -275,7 +277,7 @@ def test_ambiguous_columns_are_asked_for(tmp_path):
     path = objects(tmp_path / "a.jsonl", [("a b", a, b) for a, b in pairs()], "id", "en", "loud")
     with raises("data.columns", "id", "en", "loud"):
         suggest_run("translate", path)
-    assert tomllib.loads(suggest_run("translate", path, fields="en,loud", minutes=0.01)[0])["data"]["fields"] == [
+    assert tomllib.loads(suggest_run("translate", path, columns="en,loud", minutes=0.01)[0])["data"]["columns"] == [
         "en",
         "loud",
     ]
@@ -290,8 +292,8 @@ def test_wrong_arguments_and_data_have_codes(tmp_path):
         ("usage.argument", "'translate'", ("translatte",), {}),
         ("usage.argument", "recurrent", ("translate", path), {"architecture": "decoder"}),
         ("usage.argument", "copy", ("copy", path), {}),
-        ("usage.argument", "--fields", ("copy",), {"fields": "a,b"}),
-        ("config.incompatible", "2 columns", ("translate", path), {"fields": "a"}),
+        ("usage.argument", "--columns", ("copy",), {"columns": "a,b"}),
+        ("config.incompatible", "2 columns", ("translate", path), {"columns": "a"}),
         ("data.label", "60", ("classify", same), {}),
         ("data.encoding", "line 1", ("translate", broken), {}),
         ("data.file", "none.tsv", ("translate", tmp_path / "none.tsv"), {}),

@@ -71,7 +71,7 @@ def test_a_step_over_small_batches_is_that_over_one_large_batch(name):
     assert (small.loss, small.grad_norm, small.tokens) == pytest.approx(
         (large.loss, large.grad_norm, large.tokens), rel=1e-6
     )
-    assert small.terms == pytest.approx(large.terms, rel=1e-6)
+    assert small.auxiliary_losses == pytest.approx(large.auxiliary_losses, rel=1e-6)
 
 
 def test_gradients_are_clipped_to_their_maximum_norm_in_the_same_direction():
@@ -243,7 +243,7 @@ def test_the_best_evaluation_is_the_lowest_loss_or_the_highest_accuracy_and_the_
         state.step = step
         state = state.as_best() if state.add_evaluation({metric: value}, best) else state
         reasons.append(state.stop_reason(best))
-    assert (state.best, state.best_step) == (values[1], 2)
+    assert (state.best_value, state.best_step) == (values[1], 2)
     assert reasons == [None, "stop_at", "stop_at", "patience"]  # a value equal to stop_at is good enough
 
 
@@ -251,7 +251,7 @@ def test_a_best_evaluation_that_could_not_be_saved_does_not_count(tmp_path):
     """Otherwise later evaluations would have to be better than one whose checkpoint does not exist."""
     state, best, full_disk = TrainState(), BestSpec(metric="loss"), [False]
 
-    def write(state, *, best):
+    def write(state, *, is_best):
         if full_disk[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
         return tmp_path / f"step-{state.step:08}"
@@ -261,9 +261,9 @@ def test_a_best_evaluation_that_could_not_be_saved_does_not_count(tmp_path):
     for step, (loss, full) in enumerate([(3.0, False), (1.0, True), (2.0, False), (2.5, False)], start=1):
         state.step, full_disk[0] = step, full
         if state.add_evaluation({"loss": loss}, best):
-            events.append(type(checkpointer.save(state, best=True)))
+            events.append(type(checkpointer.save(state, is_best=True)))
     assert events == [Saved, SaveFailed, Saved]
-    assert (state.best, state.best_step) == (2.0, 3), "better than any that was saved"
+    assert (state.best_value, state.best_step) == (2.0, 3), "better than any that was saved"
 
 
 def test_an_evaluation_reads_no_training_row():

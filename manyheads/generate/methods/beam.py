@@ -12,11 +12,11 @@ from torch import Tensor
 from manyheads.generate.decoding import (
     DecodingSpec,
     DecodingSteps,
+    GenerationBatch,
     Hypothesis,
-    Request,
     RunningSequences,
     log_probabilities,
-    raise_impossible,
+    raise_no_token_allowed,
 )
 from manyheads.spec import field
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from manyheads.generate.config import GenerationConfig
 
 
-class BeamSearch(DecodingSpec):
+class BeamSearchSpec(DecodingSpec):
     """What all kinds of beam search share; a kind defines the score of a sequence and when a row is done.
 
     Each step computes the best (1 + number of eos tokens) · num_beams continuations. Those that end, with eos, a stop
@@ -55,17 +55,17 @@ class BeamSearch(DecodingSpec):
         """Whether a row is done, by the scores of its finished sequences, best first, and the best live log p."""
         raise NotImplementedError
 
-    def search(self, request: Request) -> Search:
-        return Search(self, request)
+    def search(self, batch: GenerationBatch) -> BeamSearch:
+        return BeamSearch(self, batch)
 
-    def generate(self, request: Request) -> DecodingSteps:
+    def generate(self, batch: GenerationBatch) -> DecodingSteps:
         with torch.no_grad():
-            results = self.search(request).run()
+            results = self.search(batch).run()
         yield from ()  # no token is final before the end
-        return results if all(results) else raise_impossible()
+        return results if all(results) else raise_no_token_allowed()
 
 
-class BeamSpec(BeamSearch, kind="beam"):
+class BeamSpec(BeamSearchSpec, kind="beam"):
     """argmax_y log p(y | x) / |y|^α over the sequences that are found by `num_beams` beams
 
     As in transformers: |y| includes the eos token, and α > 0 prefers longer sequences. A row is done when it has
@@ -88,18 +88,18 @@ class BeamSpec(BeamSearch, kind="beam"):
         return self.early_stopping is True or self.score(best_live, longest) <= finished[-1]
 
 
-class Search:
-    """One run of a beam search over the rows of a request."""
+class BeamSearch:
+    """One run of a beam search over the rows of a batch."""
 
-    def __init__(self, spec: BeamSearch, request: Request) -> None:
-        self.spec, self.request, self.width = spec, request, spec.group_size
-        self.running, self.device = self.start(), request.prompt.tokens.device
-        self.eos = torch.tensor(request.config.eos_token_id, device=self.device, dtype=torch.long)
-        self.prompt_indices = list(range(request.prompt.batch_size))  # of the prompts that are not done
+    def __init__(self, spec: BeamSearchSpec, batch: GenerationBatch) -> None:
+        self.spec, self.batch, self.width = spec, batch, spec.group_size
+        self.running, self.device = self.start(), batch.prompt.tokens.device
+        self.eos = torch.tensor(batch.config.eos_token_id, device=self.device, dtype=torch.long)
+        self.prompt_indices = list(range(batch.prompt.batch_size))  # of the prompts that are not done
         self.finished: list[list[Hypothesis]] = [[] for _ in self.prompt_indices]
 
     def start(self) -> RunningSequences:
-        return RunningSequences(self.request)
+        return RunningSequences(self.batch)
 
     def score(self, row: int, logp: float, length: int) -> float:
         """The score of a running sequence, by its number, that ends with this many new tokens."""
@@ -108,9 +108,9 @@ class Search:
     def run(self) -> list[list[Hypothesis]]:
         # log p of the live sequences, one per row at first
         live_BN = torch.zeros(len(self.prompt_indices), 1, device=self.device)
-        for length in range(1, self.request.config.max_new_tokens + 1):
+        for length in range(1, self.batch.config.max_new_tokens + 1):
             logp_RV = log_probabilities(self.running.logits())  # R = B·N sequences
-            logp_BNV = self.running.filter(logp_RV).unflatten(0, live_BN.shape) + live_BN[:, :, None]
+            logp_BNV = self.running.process_logits(logp_RV).unflatten(0, live_BN.shape) + live_BN[:, :, None]
             best_BC, beam_BC, token_BC, is_end_BC = self.candidates(logp_BNV)
             self.finish(best_BC, beam_BC, token_BC, is_end_BC, length=length)
             live_BN, index_BN = best_BC.masked_fill(is_end_BC, -torch.inf).topk(min(self.width, best_BC.shape[1]))
@@ -136,16 +136,16 @@ class Search:
 
     def is_end(self, best_BC: Tensor, beam_BC: Tensor, token_BC: Tensor) -> Tensor:
         """Which candidates end their sequence, with eos, a stop string or a complete grammar."""
-        is_stopped, is_end_BC = self.request.is_stopped, torch.isin(token_BC, self.eos)
-        if is_stopped is not None:
+        stops, is_end_BC = self.batch.stopping_criteria, torch.isin(token_BC, self.eos)
+        if stops is not None:
             for b, c in (~is_end_BC & best_BC.isfinite()).nonzero().tolist():
                 tokens = self.running.new_tokens(int(beam_BC[b, c]))
-                is_end_BC[b, c] = is_stopped([*tokens, int(token_BC[b, c])])
+                is_end_BC[b, c] = stops([*tokens, int(token_BC[b, c])])
         return is_end_BC
 
     def finish(self, best_BC: Tensor, beam_BC: Tensor, token_BC: Tensor, is_end_BC: Tensor, *, length: int) -> None:
         """Adds those of the best `width` candidates that end, at the limit all, and keeps the best `width` of a row."""
-        ends_BC = (is_end_BC | (length == self.request.config.max_new_tokens)) & best_BC.isfinite()
+        ends_BC = (is_end_BC | (length == self.batch.config.max_new_tokens)) & best_BC.isfinite()
         for b, c in ends_BC[:, : self.width].nonzero().tolist():
             finished = self.finished[self.prompt_indices[b]]
             score = self.score(int(beam_BC[b, c]), float(best_BC[b, c]), length)
@@ -158,7 +158,7 @@ class Search:
 
     def unfinished_rows(self, best_live: list[float], length: int) -> list[int]:
         """The indices of the rows that continue."""
-        config, index = self.request.config, list[int]()
+        config, index = self.batch.config, list[int]()
         for i, row in enumerate(self.prompt_indices):
             scores = [float(hypothesis.score or 0) for hypothesis in self.finished[row]]
             if best_live[i] > -math.inf and not self.spec.is_done(scores, best_live[i], length, config):

@@ -12,9 +12,9 @@ from manyheads.errors import UnsupportedError
 from manyheads.generate.decoding import (
     DecodingSpec,
     DecodingSteps,
-    Request,
+    GenerationBatch,
     RunningSequences,
-    check_possible,
+    check_any_token_allowed,
     extend_until_end,
 )
 from manyheads.model.recording import record_hidden_states
@@ -40,29 +40,29 @@ class ContrastiveSpec(DecodingSpec, kind="contrastive"):
     def rows_per_sequence(self) -> int:
         return self.top_k
 
-    def generate(self, request: Request) -> DecodingSteps:
-        if not isinstance(request.model, Transformer):
-            architecture = request.model.spec.architecture
+    def generate(self, batch: GenerationBatch) -> DecodingSteps:
+        if not isinstance(batch.model, Transformer):
+            architecture = batch.model.spec.architecture
             raise UnsupportedError(
                 f"contrastive search needs the hidden states of a transformer, not of {architecture}"
             )
         with torch.no_grad():
-            running = ContrastiveSequences(request, self)
+            running = ContrastiveSequences(batch, self)
         return extend_until_end(running, running.advance)
 
 
 class ContrastiveSequences(RunningSequences):
     """Running sequences with the last hidden state of each of their tokens, and the logits of the next one."""
 
-    def __init__(self, request: Request, spec: ContrastiveSpec) -> None:
-        super().__init__(request)
-        self.spec, self.padding_mask = spec, request.prompt.padding_mask
+    def __init__(self, batch: GenerationBatch, spec: ContrastiveSpec) -> None:
+        super().__init__(batch)
+        self.spec, self.padding_mask = spec, batch.prompt.padding_mask
         self.last_logits, self.hidden_BLD = self.step(self.inputs)
 
     def step(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """The logits of the next token, and the hidden states of the new tokens."""
-        with record_hidden_states(self.request.model) as states:  # type: ignore[arg-type]
-            logits, self.state = self.request.step(inputs, self.state)
+        with record_hidden_states(self.batch.model) as states:  # type: ignore[arg-type]
+            logits, self.state = self.batch.step(inputs, self.state)
         return logits, states[-1]
 
     def select(self, beam_indices: Tensor) -> None:
@@ -74,7 +74,7 @@ class ContrastiveSequences(RunningSequences):
     def advance(self) -> list[int]:
         """Appends the best candidate to each sequence; returns the new tokens."""
         batch, k = len(self.tokens), min(self.spec.top_k, self.last_logits.shape[1])
-        p_BV = check_possible(self.filter(self.last_logits)).softmax(dim=-1)
+        p_BV = check_any_token_allowed(self.process_logits(self.last_logits)).softmax(dim=-1)
         p_BC, token_BC = p_BV.topk(k)
         index_R = torch.arange(batch, device=self.tokens.device).repeat_interleave(k)
         self.state = self.state.select(index_R)

@@ -11,8 +11,8 @@ from pydantic import model_validator
 from torch import Tensor
 
 from manyheads.errors import IncompatibleError
-from manyheads.generate.decoding import Hypothesis, Request
-from manyheads.generate.methods.beam import BeamSpec, Search
+from manyheads.generate.decoding import GenerationBatch, Hypothesis
+from manyheads.generate.methods.beam import BeamSearch, BeamSpec
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
@@ -41,20 +41,20 @@ class DiverseBeamSpec(BeamSpec, kind="diverse-beam"):
     def group_size(self) -> int:
         return self.num_beams // self.num_beam_groups
 
-    def search(self, request: Request) -> Search:
-        return DiverseSearch(self, request)
+    def search(self, batch: GenerationBatch) -> BeamSearch:
+        return DiverseSearch(self, batch)
 
 
-class DiverseSearch(Search):
+class DiverseSearch(BeamSearch):
     """A search in which each group of a row is a row of its own, and knows what earlier groups of the step chose."""
 
     spec: DiverseBeamSpec
 
-    def __init__(self, spec: DiverseBeamSpec, request: Request) -> None:
+    def __init__(self, spec: DiverseBeamSpec, batch: GenerationBatch) -> None:
         repeated = replace(
-            request,
-            prompt=repeat_rows(request.prompt, spec.num_beam_groups),
-            source=None if request.source is None else repeat_rows(request.source, spec.num_beam_groups),
+            batch,
+            prompt=repeat_rows(batch.prompt, spec.num_beam_groups),
+            source=None if batch.source is None else repeat_rows(batch.source, spec.num_beam_groups),
         )
         super().__init__(spec, repeated)
 
@@ -65,7 +65,7 @@ class DiverseSearch(Search):
 
     def candidates(self, logp_BNV: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         groups, (_, beams, vocab) = self.spec.num_beam_groups, logp_BNV.shape
-        token_counts: dict[int, Tensor] = {}  # by prompt of the request, how often its groups chose each token
+        token_counts: dict[int, Tensor] = {}  # by prompt of the batch, how often its groups chose each token
         candidates: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         for i, row in enumerate(self.prompt_indices):  # the groups of a row are next to each other, in their order
             counts_V = token_counts.setdefault(row // groups, logp_BNV.new_zeros(vocab))

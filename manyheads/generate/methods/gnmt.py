@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.generate.decoding import Request, RunningSequences
-from manyheads.generate.methods.beam import BeamSearch, Search
+from manyheads.generate.decoding import GenerationBatch, RunningSequences
+from manyheads.generate.methods.beam import BeamSearch, BeamSearchSpec
 from manyheads.model.recording import last_cross_attention, record
 from manyheads.spec import field
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from manyheads.generate.config import GenerationConfig
 
 
-class GnmtBeamSpec(BeamSearch, kind="gnmt-beam"):
+class GnmtBeamSpec(BeamSearchSpec, kind="gnmt-beam"):
     """argmax_y log p(y | x) / lp(|y|) + β Σ_i log min(Σ_t a_ti, 1) with lp(n) = ((5 + n) / 6)^α over `num_beams` beams
 
     Wu et al. 2016, arXiv 1609.08144, equation 14, without pruning, as in Tensor2Tensor and JoeyNMT. n includes the eos
@@ -41,18 +41,18 @@ class GnmtBeamSpec(BeamSearch, kind="gnmt-beam"):
         worst = finished[config.n - 1] if len(finished) >= config.n else -math.inf
         return len(finished) >= self.num_beams or self.score(best_live, config.max_new_tokens) <= worst
 
-    def search(self, request: Request) -> Search:
-        return CoverageSearch(self, request) if self.coverage_penalty else Search(self, request)
+    def search(self, batch: GenerationBatch) -> BeamSearch:
+        return CoverageSearch(self, batch) if self.coverage_penalty else BeamSearch(self, batch)
 
 
-class CoverageSearch(Search):
+class CoverageSearch(BeamSearch):
     """A search whose scores include the coverage of the source."""
 
     spec: GnmtBeamSpec
     running: CoverageSequences
 
     def start(self) -> RunningSequences:
-        return CoverageSequences(self.request)
+        return CoverageSequences(self.batch)
 
     def score(self, row: int, logp: float, length: int) -> float:
         return super().score(row, logp, length) + self.spec.coverage_penalty * self.running.log_coverage(row)
@@ -61,14 +61,14 @@ class CoverageSearch(Search):
 class CoverageSequences(RunningSequences):
     """Running sequences with the sum of their attention weights on each source token."""
 
-    def __init__(self, request: Request) -> None:
-        self.core = last_cross_attention(request.model)
-        super().__init__(request)
+    def __init__(self, batch: GenerationBatch) -> None:
+        self.core = last_cross_attention(batch.model)
+        super().__init__(batch)
         self.coverage_BM: Tensor | None = None
-        self.padding_BM = None if request.source is None else request.source.padding_mask
+        self.padding_BM = None if batch.source is None else batch.source.padding_mask
 
     def logits(self) -> Tensor:
-        with record(self.request.model, self.core) as attentions:
+        with record(self.batch.model, self.core) as attentions:
             logits_BV = super().logits()
         weights_BM = (
             attentions[-1].weights()[:, :, -1].mean(dim=1, dtype=torch.promote_types(logits_BV.dtype, torch.float32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Request, generate_token_by_token
+from manyheads.generate.decoding import DecodingSpec, DecodingSteps, GenerationBatch, generate_token_by_token
 
 
 class GreedySpec(DecodingSpec, kind="greedy"):
@@ -12,5 +12,5 @@ class GreedySpec(DecodingSpec, kind="greedy"):
 
     supports_prefix_cache: ClassVar[bool] = True
 
-    def generate(self, request: Request) -> DecodingSteps:
-        return generate_token_by_token(request, lambda logits_BV, prompt_indices: logits_BV.argmax(dim=-1))
+    def generate(self, batch: GenerationBatch) -> DecodingSteps:
+        return generate_token_by_token(batch, lambda logits_BV, prompt_indices: logits_BV.argmax(dim=-1))

@@ -8,7 +8,14 @@ from typing import ClassVar
 
 import torch
 
-from manyheads.generate.decoding import DecodingSpec, DecodingSteps, Hypothesis, Request, TokenLogprobs, check_possible
+from manyheads.generate.decoding import (
+    DecodingSpec,
+    DecodingSteps,
+    GenerationBatch,
+    Hypothesis,
+    TokenLogprobs,
+    check_any_token_allowed,
+)
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
@@ -27,42 +34,42 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
     prompt_lookup_num_tokens: int = field(10, "maximum tokens of a draft", ge=1, le=1024)
     max_matching_ngram_size: int = field(2, "n, the longest n-gram that is looked up", ge=1, le=64)
 
-    def generate(self, request: Request) -> DecodingSteps:
+    def generate(self, batch: GenerationBatch) -> DecodingSteps:
         results = []
-        for row in range(request.prompt.batch_size):
-            results.append([(yield from self.generate_row(one_row(request, row), row))])
+        for row in range(batch.prompt.batch_size):
+            results.append([(yield from self.generate_row(one_row(batch, row), row))])
         return results
 
-    def generate_row(self, request: Request, row: int) -> Generator[list[tuple[int, int]], None, Hypothesis]:
-        config, device = request.config, request.prompt.tokens.device
-        tokens, new = request.prompt.tokens[0].tolist(), list[int]()
+    def generate_row(self, batch: GenerationBatch, row: int) -> Generator[list[tuple[int, int]], None, Hypothesis]:
+        config, device = batch.config, batch.prompt.tokens.device
+        tokens, new = batch.prompt.tokens[0].tolist(), list[int]()
         logprobs = None if config.logprobs is None else TokenLogprobs(config.logprobs)
         capacity = len(tokens) + config.max_new_tokens + self.prompt_lookup_num_tokens
         with torch.no_grad():
-            state, length = request.start(capacity)
+            state, length = batch.start(capacity)
         unread_tokens, is_finished = tokens[length:], False  # tokens that the model has not read
         while len(new) < config.max_new_tokens and not is_finished:
             draft = self.draft(tokens)[: config.max_new_tokens - len(new) - 1]
             with torch.no_grad():
                 inputs = Inputs(torch.tensor([unread_tokens + draft], device=device))
-                logits_NV, state = request.step(inputs, state, num_drafted=len(draft))
+                logits_NV, state = batch.step(inputs, state, num_drafted=len(draft))
             length += len(unread_tokens)
             for i in range(len(draft) + 1):
                 logits_1V = logits_NV[i : i + 1]
-                filtered_1V = request.filter(logits_1V, torch.tensor([tokens], device=device), len(new))
-                token = int(check_possible(filtered_1V).argmax())
+                processed_1V = batch.process_logits(logits_1V, torch.tensor([tokens], device=device), len(new))
+                token = int(check_any_token_allowed(processed_1V).argmax())
                 tokens.append(token)
                 new.append(token)
                 if logprobs is not None:
                     logprobs.append(logits_1V, torch.tensor([token], device=device))
                 yield [(row, token)]
-                is_finished = request.has_ended(token, lambda: new)
+                is_finished = batch.has_ended(token, lambda: new)
                 if is_finished or i == len(draft) or token != draft[i]:
                     break
                 length += 1
             state, unread_tokens = state.truncate(torch.tensor([length], device=device)), tokens[-1:]
-            if request.cache is not None:
-                request.cache.entry = (torch.tensor(tokens[:length], device=device), state)
+            if batch.cache is not None:
+                batch.cache.entry = (torch.tensor(tokens[:length], device=device), state)
         return Hypothesis(new, is_finished, None, *(logprobs.of_row(0) if logprobs is not None else ()))
 
     def draft(self, tokens: list[int]) -> list[int]:
@@ -75,13 +82,13 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
         return []
 
 
-def one_row(request: Request, row: int) -> Request:
-    """The request of one row, without its padding."""
-    prompt, source = request.prompt, request.source
+def one_row(batch: GenerationBatch, row: int) -> GenerationBatch:
+    """The batch of one row, without its padding."""
+    prompt, source = batch.prompt, batch.source
     tokens = prompt.tokens[row : row + 1]
     if prompt.padding_mask is not None:
         tokens = tokens[:, ~prompt.padding_mask[row]]
     if source is not None:
         mask = source.padding_mask
         source = Inputs(source.tokens[row : row + 1] if mask is None else source.tokens[row : row + 1, ~mask[row]])
-    return replace(request, prompt=Inputs(tokens), source=source)
+    return replace(batch, prompt=Inputs(tokens), source=source)

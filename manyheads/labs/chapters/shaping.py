@@ -280,7 +280,7 @@ def shaped_loss(
         model, batch = small_decoder(seed, layers=3), Batch(Inputs(ids), ids)
         spec = AuxiliaryLossSpec.choose({"kind": "near", "weight": 0.3, "layers": [0, 1]})
         loss, plain = (loss_with_auxiliary(CausalSpec(), specs, model, batch) for specs in ([spec], []))
-        total = float(total_loss(loss, loss.count, [spec], {"near": loss.terms["near"].count}))
+        total = float(total_loss(loss, loss.count, [spec], {"near": loss.auxiliary_losses["near"].count}))
         term, every = (float(term_of(model, ids, kind="near", layers=layers)) for layers in ([0, 1], None))
         t = torch.arange(length)
         rows = (literal_weights(model, ids) * (t[:, None] - t) ** 2).sum(-1).clamp(max=100.0)

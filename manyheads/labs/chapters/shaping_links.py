@@ -63,7 +63,9 @@ class Reader:
 
         def loss(model: nn.Module, rows: Batch) -> Tensor:
             found = loss_with_auxiliary(task, terms, model, rows)  # type: ignore[arg-type]
-            return total_loss(found, found.count, terms, {name: term.count for name, term in found.terms.items()})
+            return total_loss(
+                found, found.count, terms, {name: term.count for name, term in found.auxiliary_losses.items()}
+            )
 
         return fit(self.after.model, batch, loss, steps=steps, lr=4e-3, progress=progress)
 

@@ -7,15 +7,15 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from manyheads.errors import GenerationConfigError, UnsupportedError
-from manyheads.generate.filter import FilterSpec, LogitsFilter
-from manyheads.generate.grammar import MAX_BYTES, GrammarFilter, check_grammar, lark
+from manyheads.generate.grammar import MAX_BYTES, GrammarProcessor, check_grammar, lark
+from manyheads.generate.logits_processor import LogitsProcessor, LogitsProcessorSpec
 from manyheads.generate.vocabulary import Vocabulary, import_llguidance
 from manyheads.spec import field, quote
 
 SEPARATORS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # those of json.dumps
 
 
-class ConstrainedSpec(FilterSpec):
+class ConstrainedSpec(LogitsProcessorSpec):
     """−∞ for every token after which no text of the grammar is possible."""
 
     order: ClassVar[int] = 95  # after those that force tokens
@@ -28,11 +28,11 @@ class ConstrainedSpec(FilterSpec):
     def check(self) -> None:
         check_grammar(self.name, self.grammar())
 
-    def prepare(self, vocabulary: Vocabulary) -> LogitsFilter:
+    def prepare(self, vocabulary: Vocabulary) -> LogitsProcessor:
         if vocabulary.tokenizer is None:
             raise UnsupportedError(f"{self.name} needs a tokenizer, and this checkpoint has none")
-        constraint = GrammarFilter(self.name, self.grammar(), vocabulary)
-        return LogitsFilter(constraint.apply, constraint.is_complete)
+        constraint = GrammarProcessor(self.name, self.grammar(), vocabulary)
+        return LogitsProcessor(constraint.apply, constraint.is_complete)
 
 
 class JsonSchemaSpec(ConstrainedSpec, kind="json-schema"):

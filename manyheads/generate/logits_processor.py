@@ -1,4 +1,4 @@
-"""Logits filters: the base of the kinds that change the logits of a step before a token is chosen."""
+"""Logits processors: the base of the kinds that change the logits of a step before a token is chosen."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class FilterContext:
-    """What a filter may depend on besides the logits."""
+class LogitsProcessorContext:
+    """What a processor may depend on besides the logits."""
 
     tokens: Tensor  # B×L, the prompt and the generated tokens, padded with −1 on the left
     num_generated: int
@@ -33,35 +33,35 @@ class FilterContext:
 
 
 @dataclass(frozen=True)
-class LogitsFilter:
-    """What a filter does at each step of one batch."""
+class LogitsProcessor:
+    """What a processor does at each step of one batch."""
 
-    apply: Callable[[Tensor, FilterContext], Tensor]  # the changed logits; the given ones stay as they are
-    # whether nothing can follow these generated tokens, which end a sequence; None for a filter that ends none
+    apply: Callable[[Tensor, LogitsProcessorContext], Tensor]  # the changed logits; the given ones stay as they are
+    # whether nothing can follow these generated tokens, which end a sequence; None for a processor that ends none
     is_complete: Callable[[Sequence[int]], bool] | None = None
 
 
-class FilterSpec(Part, slot="filter"):
-    """A logits filter. It is a function of the logits and the tokens so far, so that any method can use it.
+class LogitsProcessorSpec(Part, slot="logits_processor"):
+    """A logits processor. It is a function of the logits and the tokens so far, so that any method can use it.
 
     Its first field is the setting that adds it, with any value except the default.
     """
 
     # whether it shapes the distribution that is sampled from: it then selects sampling, and no other method uses it
     for_sampling: ClassVar[bool] = False
-    order: ClassVar[int] = 50  # filters are applied by increasing order, which is that of transformers
+    order: ClassVar[int] = 50  # processors are applied by increasing order, which is that of transformers
     forces_bos: ClassVar[bool] = False  # whether it forces the token after a single first token
     # whether it runs an expression of the caller: no checkpoint can set it, and a text follows at most one
     is_grammar: ClassVar[bool] = False
 
     @classmethod
     def selector(cls) -> tuple[str, object]:
-        """The name of the setting that adds the filter, and the value that does not."""
+        """The name of the setting that adds the processor, and the value that does not."""
         return next((name, info.get_default(call_default_factory=True)) for name, info in cls.model_fields.items())
 
     @property
     def name(self) -> str:
-        """The name of the setting that adds the filter."""
+        """The name of the setting that adds the processor."""
         return self.selector()[0]
 
     def min_new_tokens_after(self, length: int) -> int:
@@ -69,13 +69,13 @@ class FilterSpec(Part, slot="filter"):
         return 0
 
     def check(self) -> None:
-        """Raises for a value that only the filter itself can judge."""
+        """Raises for a value that only the processor itself can judge."""
 
-    def prepare(self, vocabulary: Vocabulary) -> LogitsFilter:
-        """The filter of one batch: `apply`, unless it needs the tokenizer or keeps a state."""
-        return LogitsFilter(self.apply)
+    def prepare(self, vocabulary: Vocabulary) -> LogitsProcessor:
+        """The processor of one batch: `apply`, unless it needs the tokenizer or keeps a state."""
+        return LogitsProcessor(self.apply)
 
-    def apply(self, logits_BV: Tensor, context: FilterContext) -> Tensor:
+    def apply(self, logits_BV: Tensor, context: LogitsProcessorContext) -> Tensor:
         """Returns the changed logits; the given ones stay as they are."""
         raise NotImplementedError
 

@@ -1,5 +1,0 @@
-"""Logits filters, one or two per file. Importing this package registers them."""
-
-from manyheads.spec import import_all
-
-import_all(__name__)
