@@ -32,7 +32,7 @@ OUTPUTS = {
 
 def part_box(name: str, part: Part, lines: Sequence[str] = (), *, title: str = "", shape: str = "") -> Box:
     texts = tuple(line for line in lines if line)
-    box = Box(name, title or part.title, texts, part.slot, shape, detail_of(part), width=BOX_WIDTH)
+    box = Box(name, title or part.caption, texts, part.slot, shape, detail_of(part), width=BOX_WIDTH)
     return box.fitted()
 
 
@@ -74,7 +74,7 @@ def shown_fields(spec: Spec, *hidden: str) -> str:
             continue
         if isinstance(value, Part):
             inside = shown_fields(value)
-            texts += [f"{name}={value.kind}{f'({inside})' if inside else ''}"] if value.title else []
+            texts += [f"{name}={value.kind}{f'({inside})' if inside else ''}"] if value.caption else []
         else:
             texts.append(name if value is True else f"{name}={format_field(value)}")
     return ", ".join(texts)
@@ -90,14 +90,14 @@ def attention_box(
     texts = [
         *lines,
         f"{heads:,} heads × {attention.head_size(width):,}" + (f", {groups:,} for k and v" if groups != heads else ""),
-        f"{attention.qk_norm.title} of q and k" if attention.qk_norm.title else "",
-        f"{core.title}{f' ({changes})' if changes else ''}",
+        f"{attention.qk_norm.caption} of q and k" if attention.qk_norm.caption else "",
+        f"{core.caption}{f' ({changes})' if changes else ''}",
         f"mask: {shown_fields(mask)}" if mask is not None and shown_fields(mask) else "",
     ]
     masked = "Masked " if mask is not None and mask.causal else ""
-    box = part_box(name, attention, texts, title=f"{masked}{attention.title}")
+    box = part_box(name, attention, texts, title=f"{masked}{attention.caption}")
     box = replace(box, detail=f"{box.detail}\n{detail_of(core)}")
-    if position is None or position.mechanism == "embed" or not position.title:
+    if position is None or position.mechanism == "embed" or not position.caption:
         return box
     inside = part_box(f"{name}.position", position, [ACTS.get(position.mechanism, ""), shown_fields(position)])
     return replace(box, children=(replace(inside, width=BOX_WIDTH - 4 * PADDING).fitted(),)).fitted()
@@ -110,7 +110,7 @@ def feedforward_box(name: str, part: FeedForwardSpec, width: int) -> Box:
 
 
 def norm_box(name: str, norm: NormSpec, *, after_sum: bool = False) -> Box:
-    return part_box(name, norm, [norm.title], title="Add & Norm") if after_sum else part_box(name, norm)
+    return part_box(name, norm, [norm.caption], title="Add & Norm") if after_sum else part_box(name, norm)
 
 
 def label_box(name: str, title: str, lines: Sequence[str] = ()) -> Box:
@@ -139,7 +139,7 @@ def add_embedding(
         side = part_box(f"{name}.position", position, [shown_fields(position, "join")])
         joined = circle(f"{name}.join", "sum", CIRCLE, JOINS.get(join, join))
         tower.add_beside(joined, replace(side, width=SIDE_WIDTH).fitted())
-    if embed.joined_norm.title:
+    if embed.joined_norm.caption:
         tower.add(part_box(f"{name}.embed.norm", embed.joined_norm))
     if size != width:
         lines = [f"{size:,} → {width:,}"]
@@ -150,7 +150,7 @@ def add_head(tower: Tower, spec: ModelSpec, width: int, extra: int = 0) -> None:
     """The head and the output. Softmax is drawn where it follows the logits, though the model itself returns logits."""
     head, has_logits = spec.head, spec.head.output == "tokens"
     size = number(head.output_size(width, vocab_of(spec)), "V" if has_logits else "C")
-    if head.title:
+    if head.caption:
         lines = [f"{width:,} → {size}", shown_fields(head, "classes", "pixels", "skip")]
         tower.add(part_box("head", head, lines))
     if has_logits:

@@ -132,7 +132,7 @@ def add_stack(
     )  # fmt: skip
     add_layers(tower, name, stack, memory_width)
     norm = stack.output_norm()
-    if norm is not None and norm.title:
+    if norm is not None and norm.caption:
         tower.add(part_box(f"{name}.final_norm", norm))
 
 
@@ -149,7 +149,7 @@ def add_layers(tower: Tower, name: str, stack: StackSpec, memory_width: int | No
         for start, count in runs(layers[first:last]):
             index, path = first + start, f"{name}.layers.{first + start}"
             which = f"layer {index}" if count == 1 else f"layers {index}–{index + count - 1}"
-            lines = [which if numbered else "", layers[index].residual.title, shared_weights(stack)]
+            lines = [which if numbered else "", layers[index].residual.caption, shared_weights(stack)]
             with tower.frame(
                 Box(path, slot="frame", detail=detail_of(layers[index].residual)),
                 label_box(f"{path}.label", f"{count} ×", lines),
@@ -188,7 +188,7 @@ def add_layer(tower: Tower, name: str, layer: LayerSpec, width: int, memory_widt
     with torch.device("meta"), SkipInit():
         built = Layer(layer, width, memory_width)
         boxes = sublayer_boxes(name, layer, width, has_feedforward=built.feedforward is not None)
-        nodes = residual_graph(built.residual, list(boxes), has_norm=bool(layer.norm.title))
+        nodes = residual_graph(built.residual, list(boxes), has_norm=bool(layer.norm.caption))
     nodes, after_sum = merge_norms(nodes)
     placed = dict[str, Box]()
     for node in nodes:

@@ -84,14 +84,12 @@ def split_width(width: int, heads: int) -> int:
     return width // heads
 
 
-class HeadsSpec(AttentionSpec, kind="heads"):
+class HeadsSpec(AttentionSpec, kind="heads", caption="Multi-Head Attention"):
     """q, k, v = W_Q x, W_K y, W_V y split into H heads of size K = D/H; heads concatenated and projected by W_O
 
     Vaswani et al. 2017, section 3.2.2: 4D² weights. Fewer key heads than query heads are grouped-query attention
     (Ainslie et al. 2023), one key head is multi-query attention (Shazeer 2019).
     """
-
-    title = "Multi-Head Attention"
 
     kv_heads: int | None = field(None, "G, the number of key and value heads; equal to H by default", ge=1, le=65536)
     size: int | None = field(None, "K, the size of a head; D/H by default", ge=1, le=65536)
@@ -118,25 +116,21 @@ class HeadsSpec(AttentionSpec, kind="heads"):
         return self.replace(heads=len(kept_heads), kv_heads=kv_heads, size=self.head_size(width))
 
 
-class WideSpec(AttentionSpec, kind="wide"):
+class WideSpec(AttentionSpec, kind="wide", caption="Wide Multi-Head Attention"):
     """Every head as wide as the model (K = D); the n×(H·D) heads are projected back to D: 4·H·D² weights
 
     The drawing of many lectures, where the heads are n×D each.
     """
 
-    title = "Wide Multi-Head Attention"
-
     def head_size(self, width: int) -> int:
         return width
 
 
-class NarrowSpec(AttentionSpec, kind="narrow"):
+class NarrowSpec(AttentionSpec, kind="narrow", caption="Narrow Multi-Head Attention"):
     """x is split into H chunks, each with its own (D/H)² matrices for q, k and v: 3D²/H + D² weights
 
     A head reads only its chunk of the input; W_O mixes them. Bloem 2019 calls the two narrow and wide self-attention.
     """
-
-    title = "Narrow Multi-Head Attention"
 
     def head_size(self, width: int) -> int:
         return split_width(width, self.heads)

@@ -80,13 +80,11 @@ class Embed(nn.Module):
         return inputs
 
 
-class TokensSpec(EmbedSpec, kind="tokens"):
+class TokensSpec(EmbedSpec, kind="tokens", caption="Token Embedding"):
     """E[token] (·√D) + T[type] + S[task], joined with its position, normalised, dropped out; E, T and S are learned
 
     With `size`, the table is narrower than the model and a projection follows: Lan et al. 2020, arXiv 1909.11942.
     """
-
-    title = "Token Embedding"
 
     type_vocab_size: int = field(0, "the number of token types; 0 for no token type embedding", ge=0)
     task_type_vocab_size: int = field(0, "the number of task types; 0 for no task type embedding", ge=0)
@@ -154,21 +152,17 @@ def embed_ids(ids: Tensor, table: nn.Embedding | Tensor, name: str = "token") ->
         raise InputError(f"{name} {wrong} is outside the {count} {name}s of the model (0 to {count - 1})") from None
 
 
-class SharedTokensSpec(TokensSpec, kind="shared"):
+class SharedTokensSpec(TokensSpec, kind="shared", caption="Token Embedding, shared"):
     """the same as tokens with the encoder's E; types, position and norm are not shared"""
-
-    title = "Token Embedding, shared"
 
     shares_table: ClassVar[bool] = True
 
 
-class PatchesSpec(EmbedSpec, kind="patches"):
+class PatchesSpec(EmbedSpec, kind="patches", caption="Patch Embedding"):
     """W·patch + b, joined with its position; optionally a class token before the patches
 
     Dosovitskiy et al. 2021, arXiv 2010.11929. Each patch is a token, so the batch is B×L×pixels.
     """
-
-    title = "Patch Embedding"
 
     reads: ClassVar[Source] = "patches"
 
@@ -264,13 +258,11 @@ class PatchEmbedding(Embed):
         return self.dropout(self.norm(self.position(x_BLD, positions)))
 
 
-class MaskTokensSpec(EmbedSpec, kind="mask-tokens"):
+class MaskTokensSpec(EmbedSpec, kind="mask-tokens", caption="Mask Tokens"):
     """W·memory at the patches that the encoder read, a learned mask token elsewhere, joined with the position
 
     He et al. 2022, arXiv 2111.06377, the decoder of a masked autoencoder. It reads only the shape of the batch.
     """
-
-    title = "Mask Tokens"
 
     reads: ClassVar[Source] = "memory"
 

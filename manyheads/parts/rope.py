@@ -41,10 +41,8 @@ def plain_frequencies(theta: float, size: int, device: torch.device) -> Tensor:
     return theta ** (-pairs / size)
 
 
-class NoScalingSpec(RopeScalingSpec, kind="none"):
+class NoScalingSpec(RopeScalingSpec, kind="none", caption=""):
     """ω_i = θ^(−2i/d)"""
-
-    title = ""
 
 
 class LinearScalingSpec(RopeScalingSpec, kind="linear"):
@@ -200,13 +198,11 @@ class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
         return formula if self.attention_factor is None else self.attention_factor
 
 
-class RopeSpec(PositionSpec, kind="rope"):
+class RopeSpec(PositionSpec, kind="rope", caption="RoPE"):
     """⟨R_m q, R_n k⟩ with R_t rotating pair i by t·θ^(−2i/d), which depends on m − n only
 
     Su et al. 2021, arXiv 2104.09864. `interleaved` pairs neighbours (2i, 2i+1); `halves` pairs (i, i + d/2).
     """
-
-    title = "RoPE"
 
     mechanism: ClassVar[Mechanism] = "rotate"
     needs: ClassVar[frozenset[str]] = frozenset({"query", "key"})
