@@ -150,7 +150,7 @@ class Spec(BaseModel):
         return error_type(f"given {quote(value)}, expected {expected}", path)
 
     @classmethod
-    def formula(cls) -> str:
+    def summary(cls) -> str:
         """Returns the first line of the docstring, which says what a part computes or what a table is."""
         lines = (cls.__dict__.get("__doc__") or "").strip().splitlines()
         return lines[0] if lines else "no formula given"

@@ -89,7 +89,7 @@ def attention_box(
     changes = shown_fields(core)
     texts = [
         *lines,
-        f"{heads:,} heads × {attention.head_size(width):,}" + (f", {groups:,} for k and v" if groups != heads else ""),
+        f"{heads:,} heads × {attention.head_dim(width):,}" + (f", {groups:,} for k and v" if groups != heads else ""),
         f"{attention.qk_norm.caption} of q and k" if attention.qk_norm.caption else "",
         f"{core.caption}{f' ({changes})' if changes else ''}",
         f"mask: {shown_fields(mask)}" if mask is not None and shown_fields(mask) else "",

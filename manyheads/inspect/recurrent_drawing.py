@@ -45,7 +45,7 @@ def ngram_model(spec: ModelSpec, own: NgramSpec) -> tuple[list[Box], list[Arrow]
     tower.add(text_box("ngram.window", title, slot="window", shape=shape_of("B", "L", before * own.width)))
     sizes = [f"{before * own.width:,} → {hidden:,}, tanh"]
     box = text_box("ngram.hidden", "Hidden Layer", sizes, slot="feedforward", shape=shape_of("B", "L", hidden))
-    tower.add(replace(box, detail=own.formula()))
+    tower.add(replace(box, detail=own.summary()))
     add_head(tower, spec, hidden)
     return tower.boxes, tower.arrows
 
@@ -103,7 +103,7 @@ def decoder_tower(spec: ModelSpec, own: RecurrentSpec, attention_height: float) 
     tower.arrows.append(Arrow(cell.name, cell.name, points, "recurrent", "s′"))
     width = own.readout.width(own.width)
     if own.readout.caption:
-        box = part_box("recurrent.readout", own.readout, [own.readout.formula()], shape=shape_of("B", "L", width))
+        box = part_box("recurrent.readout", own.readout, [own.readout.summary()], shape=shape_of("B", "L", width))
         readout = tower.add(box, label=", ".join(sorted(reads & {"s", "s′"})))
         if embedded is not None:
             x = loop + LANE

@@ -29,7 +29,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
     qk_norm: NormSpec = field(NoNormSpec(), "normalises each query and each key within its head")
 
     @abstractmethod
-    def head_size(self, width: int) -> int:
+    def head_dim(self, width: int) -> int:
         """K, the size of a head. Raises an error that names widths and numbers of heads that fit."""
 
     def num_kv_heads(self) -> int:
@@ -45,12 +45,12 @@ class AttentionSpec(Part, slot="attention", default="heads"):
 
     def query_size(self, width: int, core: CoreSpec, memory_width: int | None = None) -> int:
         """The size of one query as the core and the position scheme receive it; 0 if the core has no queries."""
-        return {"head": self.head_size(width), "memory": memory_width or width, "none": 0}[core.query_source]
+        return {"head": self.head_dim(width), "memory": memory_width or width, "none": 0}[core.query_source]
 
     def build(self, width: int, core: CoreSpec, memory_width: int | None = None) -> Attention:
         memory_width = memory_width or width
         with locate_errors("attention"):
-            size, query_size = self.head_size(width), self.query_size(width, core, memory_width)
+            size, query_size = self.head_dim(width), self.query_size(width, core, memory_width)
             key_size = {"head": size, "raw": memory_width, "none": 0}[core.key_source]
             query = self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads)
             key: nn.Module = RawHead() if key_size else EmptyHeads(1)
@@ -94,7 +94,7 @@ class HeadsSpec(AttentionSpec, kind="heads", caption="Multi-Head Attention"):
     kv_heads: int | None = field(None, "G, the number of key and value heads; equal to H by default", ge=1, le=65536)
     size: int | None = field(None, "K, the size of a head; D/H by default", ge=1, le=65536)
 
-    def head_size(self, width: int) -> int:
+    def head_dim(self, width: int) -> int:
         if self.heads % self.num_kv_heads():
             fits = ", ".join(str(g) for g in range(1, self.heads + 1) if self.heads % g == 0)
             raise IncompatibleError(
@@ -113,7 +113,7 @@ class HeadsSpec(AttentionSpec, kind="heads", caption="Multi-Head Attention"):
                 f"{shared} query heads share a key head, and as many of each must stay; to keep: {list(kept_heads)}"
             )
         kv_heads = None if self.kv_heads is None else len(counts)
-        return self.replace(heads=len(kept_heads), kv_heads=kv_heads, size=self.head_size(width))
+        return self.replace(heads=len(kept_heads), kv_heads=kv_heads, size=self.head_dim(width))
 
 
 class WideSpec(AttentionSpec, kind="wide", caption="Wide Multi-Head Attention"):
@@ -122,7 +122,7 @@ class WideSpec(AttentionSpec, kind="wide", caption="Wide Multi-Head Attention"):
     The drawing of many lectures, where the heads are n×D each.
     """
 
-    def head_size(self, width: int) -> int:
+    def head_dim(self, width: int) -> int:
         return width
 
 
@@ -132,7 +132,7 @@ class NarrowSpec(AttentionSpec, kind="narrow", caption="Narrow Multi-Head Attent
     A head reads only its chunk of the input; W_O mixes them. Bloem 2019 calls the two narrow and wide self-attention.
     """
 
-    def head_size(self, width: int) -> int:
+    def head_dim(self, width: int) -> int:
         return split_width(width, self.heads)
 
     def projection(self, width: int, heads: int, size: int) -> nn.Module:

@@ -73,7 +73,7 @@ class PositionSpec(Part, slot="position", default="none"):
     def build_embed(self, width: int) -> PositionEmbedding:
         return PositionEmbedding()
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return AttentionPosition()
 
 
@@ -259,7 +259,7 @@ class RelativeSpec(BiasSpec, kind="relative", caption="Relative Position Bias"):
     def max_positions(self) -> int | None:
         return self.length
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return Relative(heads, self.length - 1, clip=False)
 
 
@@ -271,7 +271,7 @@ class ClippedSpec(BiasSpec, kind="clipped", caption="Clipped Relative Position B
 
     clip: int = field(16, "k, the largest offset with a value of its own; larger offsets share it", ge=1)
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return Relative(heads, self.clip, clip=True)
 
 
@@ -319,7 +319,7 @@ class BucketedSpec(BiasSpec, kind="bucketed", caption="Bucketed Relative Positio
     def per_layer(self) -> bool:
         return not self.shared
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return Bucketed(self, heads)
 
 
@@ -357,15 +357,15 @@ class ShawSpec(BiasSpec, kind="shaw", caption="Relative Position Keys"):
 
     clip: int = field(16, "k, the largest offset with a vector of its own; larger offsets share it", ge=1)
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
-        return Shaw(self.clip, head_size)
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
+        return Shaw(self.clip, head_dim)
 
 
 class Shaw(AttentionPosition):
-    def __init__(self, clip: int, head_size: int) -> None:
+    def __init__(self, clip: int, head_dim: int) -> None:
         super().__init__()
         self.clip = clip
-        self.table = nn.Embedding(2 * clip + 1, head_size)
+        self.table = nn.Embedding(2 * clip + 1, head_dim)
 
     def precompute(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         return positions.offsets().clamp(-self.clip, self.clip) + self.clip
@@ -386,7 +386,7 @@ class AlibiSpec(BiasSpec, kind="alibi", caption="ALiBi"):
     def per_layer(self) -> bool:
         return False
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return Alibi(heads)
 
 

@@ -228,20 +228,20 @@ class RopeSpec(PositionSpec, kind="rope", caption="RoPE"):
             return super().beyond_training
         return f"the {self.scaling.kind} scaling of rope is made for that"
 
-    def rotated_size(self, head_size: int) -> int:
-        size = int(head_size * self.fraction)
+    def rotated_size(self, head_dim: int) -> int:
+        size = int(head_dim * self.fraction)
         if size % 2:
-            size = int(head_size * self.fraction + 1e-6)  # in floating point, 100 · (58 / 100) is below 58
+            size = int(head_dim * self.fraction + 1e-6)  # in floating point, 100 · (58 / 100) is below 58
         if size < 2 or size % 2:
             raise IncompatibleError(
-                f"{self.fraction} of a head of {head_size} is {size} coordinates, expected an even number, as RoPE "
+                f"{self.fraction} of a head of {head_dim} is {size} coordinates, expected an even number, as RoPE "
                 f"rotates pairs"
             )
         self.scaling.check(size)
         return size
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
-        return Rope(self, self.rotated_size(head_size))
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
+        return Rope(self, self.rotated_size(head_dim))
 
 
 CosSin = tuple[Tensor, Tensor]  # cos and sin of every angle, (B or 1)×1×L×pairs
