@@ -234,9 +234,8 @@ def check_size(checkpoint: Checkpoint, texts: dict[str, Text], max_bytes: int) -
     spec, needed_bytes = checkpoint.spec, 0
     for stack in (spec.encoder, spec.decoder):
         if stack is not None:
-            needed_bytes += (
-                stack.layers * stack.width * 4 * (1 + bool(stack.cross)) * length * 4
-            )  # q, k, v and the output
+            # q, k, v and the output
+            needed_bytes += stack.layers * stack.width * 4 * (1 + bool(stack.cross)) * length * 4
     if needed_bytes > max_bytes:
         raise OutOfMemoryError(
             f"the attention of {length:,} tokens takes {needed_bytes / 2**30:.1f} GiB; "
