@@ -60,6 +60,11 @@ def longer(length: str, extra: int) -> str:
     return f"({length} {'+' if extra > 0 else '−'} {abs(extra)})" if extra else length
 
 
+def extra_vectors(embed: EmbedSpec) -> int:
+    """How many vectors an embedding adds to those of tokens or patches, such as a class token."""
+    return int(getattr(embed, "class_token", False))
+
+
 def shape_of(*sizes: int | str) -> str:
     return " × ".join(size if isinstance(size, str) else f"{size:,}" for size in sizes)
 
@@ -130,7 +135,7 @@ def add_embedding(
     if embed.reads != "memory":
         shape = shape_of("B", length) if pixels is None else shape_of("B", length, pixels)
         tower.add(text_box(f"{name}.inputs", inputs, [INPUTS[embed.reads]], shape=shape))
-    length = longer(length, embed.extra_vectors)
+    length = longer(length, extra_vectors(embed))
     rows = {"tokens": number(vocab, "V"), "patches": number(pixels, "P"), "memory": number(memory_width, "D")}
     lines = [f"{rows[embed.reads]} × {token_width:,}", shown_fields(embed, "norm", "size", "pixels")]
     tower.add(part_box(f"{name}.embed", embed, lines, shape=shape_of("B", length, token_width)))
@@ -139,8 +144,9 @@ def add_embedding(
         side = part_box(f"{name}.position", position, [shown_fields(position, "join")])
         joined = circle(f"{name}.join", "sum", CIRCLE, JOINS.get(join, join))
         tower.add_beside(joined, replace(side, width=SIDE_WIDTH).fitted())
-    if embed.joined_norm.caption:
-        tower.add(part_box(f"{name}.embed.norm", embed.joined_norm))
+    norm: NormSpec | None = getattr(embed, "norm", None)
+    if norm is not None and norm.caption:
+        tower.add(part_box(f"{name}.embed.norm", norm))
     if size != width:
         lines = [f"{size:,} → {width:,}"]
         tower.add(text_box(f"{name}.embed.project", "Linear", lines, slot="head", shape=shape_of("B", length, width)))
@@ -155,5 +161,6 @@ def add_head(tower: Tower, spec: ModelSpec, width: int, extra: int = 0) -> None:
         tower.add(part_box("head", head, lines))
     if has_logits:
         tower.add(text_box("softmax", "Softmax", ["of the returned logits"], slot="softmax"))
-    shape = shape_of("B", longer("L", extra - head.skipped_vectors), size) if head.per_token else shape_of("B", size)
+    length = longer("L", extra - getattr(head, "skip", 0))
+    shape = shape_of("B", length, size) if head.per_token else shape_of("B", size)
     tower.add(text_box("outputs", OUTPUTS.get(head.output, str(head.output)), shape=shape))

@@ -14,6 +14,7 @@ from manyheads.inspect.boxes import (
     add_head,
     attention_box,
     detail_of,
+    extra_vectors,
     feedforward_box,
     label_box,
     longer,
@@ -97,14 +98,14 @@ def stack_model(spec: ModelSpec) -> tuple[list[Box], list[Arrow]]:
         assert stack is not None
         tower = Tower(-1)
         add_stack(tower, spec, spec.architecture, stack, length="L")
-        add_head(tower, spec, stack.width, stack.embed.extra_vectors)
+        add_head(tower, spec, stack.width, extra_vectors(stack.embed))
         return tower.boxes, tower.arrows
     encoder, decoder = Tower(-1), Tower(1)
     add_stack(encoder, spec, "encoder", spec.encoder, length="M")
-    shape = shape_of("B", longer("M", spec.encoder.embed.extra_vectors), spec.encoder.width)
+    shape = shape_of("B", longer("M", extra_vectors(spec.encoder.embed)), spec.encoder.width)
     encoder.add(text_box("encoder.output", "Encoder Output", shape=shape))
     add_stack(decoder, spec, "decoder", spec.decoder, length="L", memory_width=spec.encoder.width)
-    add_head(decoder, spec, spec.decoder.width, spec.decoder.embed.extra_vectors)
+    add_head(decoder, spec, spec.decoder.width, extra_vectors(spec.decoder.embed))
     encoder, decoder = beside(encoder, decoder, TOWER_GAP)
     x, output = bounds(encoder.boxes, encoder.arrows)[2] + TOWER_GAP / 2, encoder.find("encoder.output")
     arrows = [memory_arrow(output, box, x) for top in decoder.boxes for box in top.walk() if box.reads_memory]

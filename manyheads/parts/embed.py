@@ -47,16 +47,6 @@ class EmbedSpec(Part, slot="embed", default="tokens"):
         """The number of pixel values per patch; None if it does not read images."""
         return None
 
-    @property
-    def joined_norm(self) -> NormSpec:
-        """The norm after the position is joined."""
-        return NoNormSpec()
-
-    @property
-    def extra_vectors(self) -> int:
-        """How many vectors there are more than tokens or patches, such as a class token."""
-        return 0
-
     @abstractmethod
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         """Builds the embedding of a stack of this width. `memory_width` is the encoder's width, None without one."""
@@ -94,10 +84,6 @@ class TokensSpec(EmbedSpec, kind="tokens", caption="Token Embedding"):
 
     def table_width(self, width: int) -> int:
         return self.size or width
-
-    @property
-    def joined_norm(self) -> NormSpec:
-        return self.norm
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         return TokenEmbedding(self, vocab, width, position)
@@ -173,14 +159,6 @@ class PatchesSpec(EmbedSpec, kind="patches", caption="Patch Embedding"):
 
     def patch_pixels(self) -> int | None:
         return self.pixels
-
-    @property
-    def joined_norm(self) -> NormSpec:
-        return self.norm
-
-    @property
-    def extra_vectors(self) -> int:
-        return int(self.class_token)
 
     @property
     def side(self) -> int:
@@ -267,10 +245,6 @@ class MaskTokensSpec(EmbedSpec, kind="mask-tokens", caption="Mask Tokens"):
     reads: ClassVar[Source] = "memory"
 
     class_token: bool = field(False, "whether the encoder has a class token, at position 0")
-
-    @property
-    def extra_vectors(self) -> int:
-        return int(self.class_token)
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         assert memory_width is not None, "ModelSpec checks that there is an encoder"

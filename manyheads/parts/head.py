@@ -39,11 +39,6 @@ class HeadSpec(Part, slot="head", default="tied"):
         """The size of one output; None if it depends on a vocabulary or on data that is not known yet."""
         return vocab if self.output == "tokens" else width
 
-    @property
-    def skipped_vectors(self) -> int:
-        """How many vectors before the first token or patch have no output."""
-        return 0
-
     @abstractmethod
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         """Builds the head. `table_shape` is the shape of the token embedding; None if the model has none."""
@@ -379,10 +374,6 @@ class PixelsSpec(HeadSpec, kind="pixels", caption="Linear to Pixels"):
 
     def output_size(self, width: int, vocab: int | None) -> int | None:
         return self.pixels
-
-    @property
-    def skipped_vectors(self) -> int:
-        return self.skip
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return PixelHead(self, width)
