@@ -27,8 +27,8 @@ from manyheads.parts.core import Dot, DotSpec, InnerProduct
 from manyheads.parts.inputs import Inputs
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
-from manyheads.parts.statistics import entropy
-from manyheads.tasks.auxiliary import FocusSpec, loss_with_auxiliary, auxiliary_counts, total_loss
+from manyheads.parts.statistics import AttentionCall
+from manyheads.tasks.auxiliary import FocusSpec, auxiliary_counts, loss_with_auxiliary, total_loss
 from manyheads.tasks.batch import Batch
 from manyheads.tasks.language import CausalSpec
 
@@ -114,7 +114,8 @@ def compare_attention(heads: int, size: int, length: int, repeats: int) -> dict[
     context: dict[str, Any] = {"mask": mask, "positions": Positions(index, index, bound=length)}
 
     def by_the_kernel() -> Tensor:
-        return core(q, k, v, **context).square().sum() + entropy(core, q, k, **context).mean()
+        entropies = AttentionCall("attention", core, q, k, **context).entropy
+        return core(q, k, v, **context).square().sum() + entropies.mean()
 
     def by_the_matrix() -> Tensor:
         weights = torch.softmax((q @ k.mT * core.scale).masked_fill_(future, -torch.inf), dim=-1)

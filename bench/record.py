@@ -27,7 +27,7 @@ from manyheads import build, read, record
 from manyheads.parts.core import Dot, DotSpec
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
-from manyheads.parts.statistics import entropy, squared_distance
+from manyheads.parts.statistics import AttentionCall
 
 HEADS, SIZE = 12, 64
 NAMES = ("plain", "record", "record with activations", "transformers eager")
@@ -108,9 +108,13 @@ def statistics_times(length: int, repeats: int) -> dict[str, float]:
         weights = core.weights(q, k, **context)
         return -(weights * weights.clamp(min=1e-38).log()).sum(-1)
 
+    def fused() -> Any:
+        call = AttentionCall("attention", core, q, k, **context)
+        return call.entropy, call.squared_distance
+
     functions = {
         "attention": lambda: core(q, k, v, **context),
-        "fused statistics": lambda: (entropy(core, q, k, **context), squared_distance(core, q, k, **context)),
+        "fused statistics": fused,
     }
     return interleaved(functions | ({"explicit": explicit} if length <= 4096 else {}), repeats)
 

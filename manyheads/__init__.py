@@ -6,25 +6,29 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from manyheads.checkpoint.chat import Conversation
-    from manyheads.checkpoint.checkpoint import Checkpoint
-    from manyheads.checkpoint.exporter import export
-    from manyheads.checkpoint.loading import load
-    from manyheads.errors import ManyheadsError
-    from manyheads.inspect.audit import audit
-    from manyheads.inspect.drawing import draw_model
-    from manyheads.inspect.notebook import attention_table
-    from manyheads.labs.lab import run_lab
-    from manyheads.model.builder import build, build_meta
-    from manyheads.model.cost import size
-    from manyheads.model.recording import record
-    from manyheads.model.spec import ModelSpec, read_model
-    from manyheads.parts.inputs import Inputs
-    from manyheads.presets import preset, read
-    from manyheads.tasks.task import predict
-    from manyheads.training.comparison import compare
-    from manyheads.training.evaluator import evaluate
-    from manyheads.training.loop import train, train_events
+    from manyheads.checkpoint.chat import Conversation as Conversation
+    from manyheads.checkpoint.checkpoint import Checkpoint as Checkpoint
+    from manyheads.checkpoint.exporter import export as export
+    from manyheads.checkpoint.loading import load as load
+    from manyheads.errors import ManyheadsError as ManyheadsError
+    from manyheads.inspect.audit import audit as audit
+    from manyheads.inspect.drawing import draw_model as draw_model
+    from manyheads.inspect.notebook import attention_table as attention_table
+    from manyheads.labs.lab import run_lab as run_lab
+    from manyheads.model.builder import build as build
+    from manyheads.model.builder import build_meta as build_meta
+    from manyheads.model.cost import size as size
+    from manyheads.model.recording import record as record
+    from manyheads.model.spec import ModelSpec as ModelSpec
+    from manyheads.model.spec import read_model as read_model
+    from manyheads.parts.inputs import Inputs as Inputs
+    from manyheads.presets import preset as preset
+    from manyheads.presets import read as read
+    from manyheads.tasks.task import predict as predict
+    from manyheads.training.comparison import compare as compare
+    from manyheads.training.evaluator import evaluate as evaluate
+    from manyheads.training.loop import train as train
+    from manyheads.training.loop import train_events as train_events
 
 __version__ = "0.1.0"
 
@@ -55,31 +59,7 @@ _MODULES = {
     "train_events": "manyheads.training.loop",
 }
 
-__all__ = [
-    "Checkpoint",
-    "Conversation",
-    "Inputs",
-    "ManyheadsError",
-    "ModelSpec",
-    "attention_table",
-    "audit",
-    "build",
-    "build_meta",
-    "compare",
-    "draw_model",
-    "evaluate",
-    "export",
-    "load",
-    "predict",
-    "preset",
-    "read",
-    "read_model",
-    "record",
-    "run_lab",
-    "size",
-    "train",
-    "train_events",
-]
+__all__ = list(_MODULES)
 
 
 def __dir__() -> list[str]:

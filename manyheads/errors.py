@@ -34,7 +34,7 @@ class UsageError(ManyheadsError, code="usage.argument"):
 
 
 class ExpiredError(UsageError, code="usage.expired"):
-    """What a page asks for was held for it, and no longer is."""
+    """The page requested a cached result that has expired."""
 
 
 class PathNotFoundError(UsageError, code="usage.path-not-found"):

@@ -150,7 +150,7 @@ class Spec(BaseModel):
         return error_type(f"given {quote(value)}, expected {expected}", path)
 
     @classmethod
-    def formula(cls) -> str:
+    def summary(cls) -> str:
         """Returns the first line of the docstring, which says what a part computes or what a table is."""
         lines = (cls.__dict__.get("__doc__") or "").strip().splitlines()
         return lines[0] if lines else "no formula given"
@@ -185,9 +185,11 @@ class Part(Spec):
     kind: ClassVar[str]
     default_kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Part]]]
-    title: ClassVar[str]  # its name in a drawing, by default kind and slot; "" if there is nothing to draw
+    caption: ClassVar[str]  # its name in a drawing, by default kind and slot; "" if there is nothing to draw
 
-    def __init_subclass__(cls, *, slot: str = "", default: str = "", kind: str = "") -> None:
+    def __init_subclass__(
+        cls, *, slot: str = "", default: str = "", kind: str = "", caption: str | None = None
+    ) -> None:
         super().__init_subclass__()
         if slot:
             if slot in SLOTS:
@@ -202,9 +204,8 @@ class Part(Spec):
             names = [(part.__module__, part.__qualname__) for part in (registered or cls, cls)]
             if names[0] != names[1]:  # the same class may be defined again, in a notebook
                 raise PartsFileError(f"the slot '{cls.slot}' already has a kind '{kind}'; give yours another name")
-            cls.kind = kind
+            cls.kind, cls.caption = kind, f"{kind} {cls.slot}" if caption is None else caption
             cls.kinds[kind] = cls
-            cls.title = cls.__dict__.get("title", f"{kind} {cls.slot}")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -364,12 +364,12 @@ def test_every_misspelt_field_of_every_part_is_named_with_the_right_one():
 
 def test_every_part_says_what_it_computes_and_every_field_what_it_means():
     for base in SLOTS.values():
-        assert base.formula()
+        assert base.summary()
         assert base.default_kind in (
             {*base.kinds} if base.slot not in ("data", "task", "auxiliary_loss", "logits_processor") else {""}
         ), "of these somebody must choose"
         for part in base.kinds.values():
-            assert part.formula()
+            assert part.summary()
             for name, field in part.model_fields.items():
                 assert field.description, (part, name)
 

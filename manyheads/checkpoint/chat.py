@@ -23,7 +23,7 @@ from manyheads.errors import (
     UsageError,
 )
 from manyheads.files.chat_template import Message, render_template
-from manyheads.files.tokenizer import encode_texts, is_unicode_text
+from manyheads.files.tokenizer import all_special_ids, encode_texts, is_unicode_text
 from manyheads.generate.config import GenerationConfig, generation_config
 from manyheads.generate.decoding import PrefixCache
 from manyheads.generate.text import GeneratedText
@@ -103,8 +103,7 @@ def prompt_ids(checkpoint: Checkpoint, conversations: Sequence[Sequence[Message]
     require_chat_template(checkpoint)
     special_tokenizer, plain_tokenizer = checkpoint.piece_tokenizers
     encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
-    added_tokens: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
-    special = {i for i, token in added_tokens.items() if token.special}
+    special = all_special_ids(checkpoint.tokenizer)
     contents = list(dict.fromkeys(message["content"] for messages in conversations for message in messages))
     for index, messages in enumerate(conversations):
         if any(mark in message["content"] for message in messages for mark in (OPEN, CLOSE)):

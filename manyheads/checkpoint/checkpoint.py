@@ -25,7 +25,7 @@ from manyheads.errors import (
     UnsupportedError,
     UsageError,
 )
-from manyheads.files.tokenizer import encode_texts, explain_tokenizer_errors, is_unicode_text
+from manyheads.files.tokenizer import copy_tokenizer, encode_texts, explain_tokenizer_errors, is_unicode_text
 from manyheads.generate.checkpoint_settings import read_checkpoint_settings
 from manyheads.generate.config import CheckpointSettings, generation_config
 from manyheads.generate.generator import TextGenerator
@@ -100,7 +100,7 @@ class Checkpoint:
 
     @property
     def context_length(self) -> int | None:
-        """The tokens that a decoder was made for: its positions, or the length in its config or of its run."""
+        """Maximum sequence length: the decoder's positions, else the length in the config or in the run."""
         truncation = None if self.has_source else getattr(self.tokenizer, "truncation", None)  # of a run
         lengths = (
             self.max_target_positions,
@@ -164,7 +164,7 @@ class Checkpoint:
         self.check_reads_text()
         checkpoint = self.with_truncation(self.max_positions) if truncate else self
         rows = checkpoint.encode_ids([texts] if isinstance(texts, str) else texts)
-        return self.embed_inputs(self.pad(rows or [[0]]))[: len(rows)]  # no texts have no vectors, of the same size
+        return self.embed_inputs(self.pad(rows or [[0]]))[: len(rows)]  # an empty list gives a 0×D tensor
 
     def embed_inputs(self, inputs: Inputs) -> Tensor:
         architectures = ("encoder", "decoder") if self.pooling else ("encoder",)
@@ -175,9 +175,9 @@ class Checkpoint:
         pool = self.pooling.pool if self.pooling else None
         return self.compute_checked(partial(self.model.embed_sequences, inputs, pool))
 
-    def pad(self, rows: Sequence[Sequence[int]], *, left: bool = False) -> Inputs:
-        """Pads rows of ids to one batch, on the right or on the left."""
-        return pad_rows(rows, left=left).to(self.device)
+    def pad(self, rows: Sequence[Sequence[int]]) -> Inputs:
+        """Pads rows of ids to one batch, on the right."""
+        return pad_rows(rows).to(self.device)
 
     def outputs(
         self, rows: Sequence[Sequence[int]], function: Callable[[Inputs], Tensor] | None = None
@@ -386,7 +386,7 @@ class Checkpoint:
 
 
 def is_batch(inputs: Any) -> bool:
-    """Whether these are several texts, or several rows of ids; an empty list is none of them."""
+    """Whether these are a list of texts or of rows of ids; True for an empty list."""
     return isinstance(inputs, list | tuple) and all(isinstance(item, Sequence) for item in inputs)
 
 
@@ -403,16 +403,6 @@ def with_warning(pieces: Generator[str, None, GeneratedText]) -> Iterator[str]:
 def warn_notes(texts: Iterable[GeneratedText]) -> None:
     for note in dict.fromkeys(text.note for text in texts if text.note):
         warnings.warn(note, stacklevel=3)
-
-
-def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool) -> Any:
-    from tokenizers import Tokenizer
-
-    if not hasattr(tokenizer, "to_str"):
-        return tokenizer.copy()  # a tokenizer that never recognises special tokens
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.encode_special_tokens = encode_special_tokens
-    return copy
 
 
 def check_texts(texts: Sequence[str]) -> None:

@@ -69,9 +69,8 @@ def number(value: Any, name: str) -> float:
 class RopeKeys:
     """θ, the rotated fraction and the scaling, which newer configs have in `rope_parameters` and older ones in keys."""
 
-    default_fraction: float | None = (
-        None  # the default fraction of rotated coordinates; None if a family always rotates all
-    )
+    # the default fraction of rotated coordinates; None if a family always rotates all
+    default_fraction: float | None = None
     fraction_key: str = "partial_rotary_factor"  # the key of the fraction in older configs
     old_keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "partial_rotary_factor")
     trained_length: int | None = None  # the default training length of a family whose configs may omit it
@@ -173,11 +172,10 @@ def scaling(kind: str, rope: Mapping[str, Any], config: Config) -> Tree:
 # ---------------------------------------------------------------------------------------------------------- other keys
 
 
-@dataclass(frozen=True)
 class SlidingWindow:
     """The window of all layers, or of the layers that `layer_types` or `max_window_layers` name."""
 
-    keys: tuple[str, ...] = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+    keys = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
     def read(self, config: Config) -> Fields:
         window, types, layers = config.get("sliding_window"), config.get("layer_types"), config.get("num_hidden_layers")
@@ -217,11 +215,10 @@ class SlidingWindow:
         }
 
 
-@dataclass(frozen=True)
 class Labels:
     """The number of classes, from the number of names in id2label or from num_labels."""
 
-    keys: tuple[str, ...] = ("num_labels", "id2label", "label2id")
+    keys = ("num_labels", "id2label", "label2id")
 
     def read(self, config: Config) -> Fields:
         names = config.get("id2label")

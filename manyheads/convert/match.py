@@ -36,7 +36,7 @@ def canonical(spec: ModelSpec) -> Tree:
 
 def canonical_layer(layer: LayerSpec, width: int) -> Tree:
     def attention(spec: AttentionSpec) -> Tree:
-        return to_tree(spec) | {"size": spec.head_size(width), "kv_heads": spec.num_kv_heads()}
+        return to_tree(spec) | {"size": spec.head_dim(width), "kv_heads": spec.num_kv_heads()}
 
     feedforward = to_tree(layer.feedforward) | {"hidden": layer.feedforward.hidden_size(width)}
     tree = to_tree(layer) | {"attention": attention(layer.attention), "feedforward": feedforward}

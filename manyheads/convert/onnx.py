@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from manyheads.convert.config import write_config
 from manyheads.convert.families.vit import ImageSize
 from manyheads.convert.hf import CheckpointMetadata, kept_files, write_extra_files
-from manyheads.errors import ExportError, ManyheadsError, MissingExtraError
+from manyheads.errors import ExportError, ManyheadsError, needs_extra
 from manyheads.files.write import atomic_output
 from manyheads.model.builder import Model
 from manyheads.model.spec import ModelSpec, StackSpec
@@ -29,7 +28,9 @@ from manyheads.parts.inputs import Inputs
 
 def write_onnx(model: Model, folder: Path, metadata: CheckpointMetadata | None = None, tokenizer: Any = None) -> None:
     """Writes model.onnx and the tokenizer. Weights over 1.5 GB are in a second file, as ONNX files are at most 2 GB."""
-    check_packages()
+    with needs_extra("ONNX export needs onnx and onnxscript", "onnx"), quiet():
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
     graph = OnnxModel(float32_copy(model), image_shape(model.spec, metadata))
     with atomic_output(folder) as draft:
         draft.mkdir()
@@ -45,14 +46,6 @@ def class_names(model: Model, metadata: CheckpointMetadata | None) -> dict[str, 
     """The names of the classes, as the property id2label of the graph."""
     names = metadata.config.get("id2label") if metadata and model.spec.head.output == "classes" else None
     return {"id2label": json.dumps(names, ensure_ascii=False)} if names else {}
-
-
-def check_packages() -> None:
-    for name in ("onnx", "onnxscript"):
-        if find_spec(name) is None:
-            raise MissingExtraError(
-                f"ONNX export needs {name}, which is not installed", hint="pip install 'manyheads[onnx]'"
-            )
 
 
 def float32_copy(model: Model) -> Model:

@@ -173,9 +173,8 @@ def expand_row(row: WeightRow, layer: int, parameters: Container[str]) -> list[W
         if all(name + ending in parameters for name in names)
     ]
     if isinstance(row, Weight) and not row.optional and not rows:
-        return [
-            replace(row, tensor_name=tensor_name, parameter_names=tuple(names))
-        ]  # names no parameter, so that `covers` is false
+        # names no parameter, so that `covers` is false
+        return [replace(row, tensor_name=tensor_name, parameter_names=tuple(names))]
     return rows
 
 

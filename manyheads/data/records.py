@@ -79,9 +79,8 @@ def open_table(lines: LineReader, dialect: Dialect) -> Table | None:
     check_rereadable(path)
     if has_suffix(path, *PARQUET):
         return ParquetTable(lines)
-    quiet_lines = replace(
-        lines, warnings=Counter()
-    )  # what is wrong with a line is counted once, when its record is read
+    # what is wrong with a line is counted once, when its record is read
+    quiet_lines = replace(lines, warnings=Counter())
     first = next((line for _, line in quiet_lines if line.strip()), None)
     if first is None:
         for _ in lines:  # counts what is wrong with its lines

@@ -13,7 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from manyheads.errors import DataFileError, DataSizeError, TokenizerError
 from manyheads.files.read import read_bytes
-from manyheads.files.tokenizer import MAX_TOKENIZER_BYTES, explain_tokenizer_errors, parse_tokenizer
+from manyheads.files.tokenizer import MAX_TOKENIZER_BYTES, copy_tokenizer, explain_tokenizer_errors, parse_tokenizer
 from manyheads.spec import Part, field
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")  # ids 0 … 4 of every tokenizer trained here
@@ -36,16 +36,12 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
 
 def special_tokens_as_text(tokenizer: Tokenizer) -> Tokenizer:
     """Returns this tokenizer, or a copy of it, that reads "</s>" within a text as text, not as the special token."""
-    if tokenizer.encode_special_tokens:
-        return tokenizer
-    copy = Tokenizer.from_str(tokenizer.to_str())
-    copy.encode_special_tokens = True  # not stored in tokenizer.json
-    return copy
+    return tokenizer if tokenizer.encode_special_tokens else copy_tokenizer(tokenizer, encode_special_tokens=True)
 
 
 def without_processing(tokenizer: Tokenizer) -> Tokenizer:
     """Returns a copy that adds no special tokens, and neither pads nor truncates."""
-    return _remove_processing(Tokenizer.from_str(tokenizer.to_str()))
+    return _remove_processing(copy_tokenizer(tokenizer))
 
 
 def _remove_processing(tokenizer: Tokenizer) -> Tokenizer:

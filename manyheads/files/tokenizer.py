@@ -89,6 +89,23 @@ def expansion(step: Any) -> int:
 # ------------------------------------------------------------------------------------------------------------- running
 
 
+def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool = False) -> Any:
+    """A copy that recognises special tokens within a text, or with `encode_special_tokens` reads them as text."""
+    from tokenizers import Tokenizer
+
+    if not hasattr(tokenizer, "to_str"):
+        return tokenizer.copy()  # a tokenizer that never recognises special tokens
+    copy = Tokenizer.from_str(tokenizer.to_str())
+    copy.encode_special_tokens = encode_special_tokens  # not stored in tokenizer.json
+    return copy
+
+
+def all_special_ids(tokenizer: Any) -> set[int]:
+    """The ids of the special tokens; none without a tokenizer."""
+    added_tokens: dict[int, Any] = getattr(tokenizer, "get_added_tokens_decoder", dict)()
+    return {i for i, token in added_tokens.items() if token.special}
+
+
 def is_unicode_text(text: Any) -> bool:
     """Whether this is a text that can be encoded: one of Unicode characters, without surrogates."""
     return isinstance(text, str) and not any("\ud800" <= character <= "\udfff" for character in text)

@@ -16,7 +16,7 @@ from manyheads.generate.logits_processor import LogitsProcessor, LogitsProcessor
 from manyheads.model.builder import Model
 from manyheads.model.finite import check_next_token_logits
 from manyheads.parts.head import token_at
-from manyheads.parts.inputs import Inputs, padding_first
+from manyheads.parts.inputs import Inputs, tokens_first
 from manyheads.spec import Part
 
 if TYPE_CHECKING:
@@ -138,9 +138,8 @@ class RunningSequences:
         self.inputs, self.prompt_length = prompt if length == 0 else Inputs(prompt.tokens[:, length:]), prompt.length
         self.tokens = prompt.tokens  # rows×length, padded with −1 on the left
         if prompt.padding_mask is not None:
-            self.tokens = prompt.tokens.masked_fill(prompt.padding_mask, -1).gather(
-                1, padding_first(prompt.padding_mask)
-            )
+            padding_first = tokens_first(~prompt.padding_mask)
+            self.tokens = prompt.tokens.masked_fill(prompt.padding_mask, -1).gather(1, padding_first)
         self.prompt_indices = list(range(prompt.batch_size))  # the prompt that each sequence continues
         self.logprobs = TokenLogprobs(config.logprobs) if config.logprobs is not None else None
 

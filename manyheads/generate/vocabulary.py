@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from manyheads.errors import UnsupportedError, needs_extra
+from manyheads.files.tokenizer import all_special_ids
 from manyheads.spec import Tree
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ class TokenDecoder:
         self.kinds = [step["type"] for step in self.steps]
         self.strips = [strips_space(step) for step in self.steps]
         self.has_bytes = "ByteFallback" in self.kinds
-        added_tokens: dict[int, Any] = getattr(tokenizer, "get_added_tokens_decoder", dict)()
-        self.special = {i for i, token in added_tokens.items() if token.special}
+        self.special = all_special_ids(tokenizer)
 
     @cached_property
     def is_local(self) -> bool:

@@ -32,7 +32,7 @@ OUTPUTS = {
 
 def part_box(name: str, part: Part, lines: Sequence[str] = (), *, title: str = "", shape: str = "") -> Box:
     texts = tuple(line for line in lines if line)
-    box = Box(name, title or part.title, texts, part.slot, shape, detail_of(part), width=BOX_WIDTH)
+    box = Box(name, title or part.caption, texts, part.slot, shape, detail_of(part), width=BOX_WIDTH)
     return box.fitted()
 
 
@@ -60,6 +60,11 @@ def longer(length: str, extra: int) -> str:
     return f"({length} {'+' if extra > 0 else '−'} {abs(extra)})" if extra else length
 
 
+def extra_vectors(embed: EmbedSpec) -> int:
+    """How many vectors an embedding adds to those of tokens or patches, such as a class token."""
+    return int(getattr(embed, "class_token", False))
+
+
 def shape_of(*sizes: int | str) -> str:
     return " × ".join(size if isinstance(size, str) else f"{size:,}" for size in sizes)
 
@@ -74,7 +79,7 @@ def shown_fields(spec: Spec, *hidden: str) -> str:
             continue
         if isinstance(value, Part):
             inside = shown_fields(value)
-            texts += [f"{name}={value.kind}{f'({inside})' if inside else ''}"] if value.title else []
+            texts += [f"{name}={value.kind}{f'({inside})' if inside else ''}"] if value.caption else []
         else:
             texts.append(name if value is True else f"{name}={format_field(value)}")
     return ", ".join(texts)
@@ -89,15 +94,15 @@ def attention_box(
     changes = shown_fields(core)
     texts = [
         *lines,
-        f"{heads:,} heads × {attention.head_size(width):,}" + (f", {groups:,} for k and v" if groups != heads else ""),
-        f"{attention.qk_norm.title} of q and k" if attention.qk_norm.title else "",
-        f"{core.title}{f' ({changes})' if changes else ''}",
+        f"{heads:,} heads × {attention.head_dim(width):,}" + (f", {groups:,} for k and v" if groups != heads else ""),
+        f"{attention.qk_norm.caption} of q and k" if attention.qk_norm.caption else "",
+        f"{core.caption}{f' ({changes})' if changes else ''}",
         f"mask: {shown_fields(mask)}" if mask is not None and shown_fields(mask) else "",
     ]
     masked = "Masked " if mask is not None and mask.causal else ""
-    box = part_box(name, attention, texts, title=f"{masked}{attention.title}")
+    box = part_box(name, attention, texts, title=f"{masked}{attention.caption}")
     box = replace(box, detail=f"{box.detail}\n{detail_of(core)}")
-    if position is None or position.mechanism == "embed" or not position.title:
+    if position is None or position.mechanism == "embed" or not position.caption:
         return box
     inside = part_box(f"{name}.position", position, [ACTS.get(position.mechanism, ""), shown_fields(position)])
     return replace(box, children=(replace(inside, width=BOX_WIDTH - 4 * PADDING).fitted(),)).fitted()
@@ -110,7 +115,7 @@ def feedforward_box(name: str, part: FeedForwardSpec, width: int) -> Box:
 
 
 def norm_box(name: str, norm: NormSpec, *, after_sum: bool = False) -> Box:
-    return part_box(name, norm, [norm.title], title="Add & Norm") if after_sum else part_box(name, norm)
+    return part_box(name, norm, [norm.caption], title="Add & Norm") if after_sum else part_box(name, norm)
 
 
 def label_box(name: str, title: str, lines: Sequence[str] = ()) -> Box:
@@ -130,7 +135,7 @@ def add_embedding(
     if embed.reads != "memory":
         shape = shape_of("B", length) if pixels is None else shape_of("B", length, pixels)
         tower.add(text_box(f"{name}.inputs", inputs, [INPUTS[embed.reads]], shape=shape))
-    length = longer(length, embed.extra_vectors)
+    length = longer(length, extra_vectors(embed))
     rows = {"tokens": number(vocab, "V"), "patches": number(pixels, "P"), "memory": number(memory_width, "D")}
     lines = [f"{rows[embed.reads]} × {token_width:,}", shown_fields(embed, "norm", "size", "pixels")]
     tower.add(part_box(f"{name}.embed", embed, lines, shape=shape_of("B", length, token_width)))
@@ -139,8 +144,9 @@ def add_embedding(
         side = part_box(f"{name}.position", position, [shown_fields(position, "join")])
         joined = circle(f"{name}.join", "sum", CIRCLE, JOINS.get(join, join))
         tower.add_beside(joined, replace(side, width=SIDE_WIDTH).fitted())
-    if embed.joined_norm.title:
-        tower.add(part_box(f"{name}.embed.norm", embed.joined_norm))
+    norm: NormSpec | None = getattr(embed, "norm", None)
+    if norm is not None and norm.caption:
+        tower.add(part_box(f"{name}.embed.norm", norm))
     if size != width:
         lines = [f"{size:,} → {width:,}"]
         tower.add(text_box(f"{name}.embed.project", "Linear", lines, slot="head", shape=shape_of("B", length, width)))
@@ -150,10 +156,11 @@ def add_head(tower: Tower, spec: ModelSpec, width: int, extra: int = 0) -> None:
     """The head and the output. Softmax is drawn where it follows the logits, though the model itself returns logits."""
     head, has_logits = spec.head, spec.head.output == "tokens"
     size = number(head.output_size(width, vocab_of(spec)), "V" if has_logits else "C")
-    if head.title:
+    if head.caption:
         lines = [f"{width:,} → {size}", shown_fields(head, "classes", "pixels", "skip")]
         tower.add(part_box("head", head, lines))
     if has_logits:
         tower.add(text_box("softmax", "Softmax", ["of the returned logits"], slot="softmax"))
-    shape = shape_of("B", longer("L", extra - head.skipped_vectors), size) if head.per_token else shape_of("B", size)
+    length = longer("L", extra - getattr(head, "skip", 0))
+    shape = shape_of("B", length, size) if head.per_token else shape_of("B", size)
     tower.add(text_box("outputs", OUTPUTS.get(head.output, str(head.output)), shape=shape))

@@ -163,7 +163,7 @@ def sections(spec: ModelSpec) -> Iterator[tuple[str, list[Row]]]:
             yield f"{name}, {which}{shared}", layer_rows(layer)
     for name in ("recurrent", "ngram"):
         if table := getattr(spec, name):
-            yield f"{name}: {table.formula()}", [to_row(field, value) for field, value in table]
+            yield f"{name}: {table.summary()}", [to_row(field, value) for field, value in table]
     yield "output", [to_row("head", spec.head), to_row("init", spec.init)]
 
 
@@ -196,7 +196,7 @@ def to_row(slot: str, value: Any) -> Row:
     shown = {name: field for name, field in fields.items() if getattr(field, "kind", "") != "none"}
     inside = ", ".join(name if field is True else f"{name}={format_field(field)}" for name, field in shown.items())
     if isinstance(value, Part):
-        return slot, f"{value.kind}({inside})" if inside else value.kind, value.formula()
+        return slot, f"{value.kind}({inside})" if inside else value.kind, value.summary()
     return slot, inside or "no mask", ""
 
 
@@ -232,11 +232,11 @@ def list_slots() -> list[Tree]:
     return [
         {
             "slot": name,
-            "meaning": base.formula(),
+            "meaning": base.summary(),
             "kinds": [
                 {
                     "kind": kind,
-                    "formula": part.formula(),
+                    "formula": part.summary(),
                     "default": kind == base.default_kind,
                     "fields": fields_of(part),
                 }
@@ -250,7 +250,7 @@ def list_slots() -> list[Tree]:
 def list_tables(tables: Mapping[str, type[Spec]]) -> list[Tree]:
     """Tables of a run file that have no kinds, in the same form as `list_slots`."""
     return [
-        {"slot": name, "meaning": spec.formula(), "kinds": [], "fields": fields_of(spec)}
+        {"slot": name, "meaning": spec.summary(), "kinds": [], "fields": fields_of(spec)}
         for name, spec in tables.items()
     ]
 

@@ -14,6 +14,7 @@ from manyheads.inspect.boxes import (
     add_head,
     attention_box,
     detail_of,
+    extra_vectors,
     feedforward_box,
     label_box,
     longer,
@@ -97,14 +98,14 @@ def stack_model(spec: ModelSpec) -> tuple[list[Box], list[Arrow]]:
         assert stack is not None
         tower = Tower(-1)
         add_stack(tower, spec, spec.architecture, stack, length="L")
-        add_head(tower, spec, stack.width, stack.embed.extra_vectors)
+        add_head(tower, spec, stack.width, extra_vectors(stack.embed))
         return tower.boxes, tower.arrows
     encoder, decoder = Tower(-1), Tower(1)
     add_stack(encoder, spec, "encoder", spec.encoder, length="M")
-    shape = shape_of("B", longer("M", spec.encoder.embed.extra_vectors), spec.encoder.width)
+    shape = shape_of("B", longer("M", extra_vectors(spec.encoder.embed)), spec.encoder.width)
     encoder.add(text_box("encoder.output", "Encoder Output", shape=shape))
     add_stack(decoder, spec, "decoder", spec.decoder, length="L", memory_width=spec.encoder.width)
-    add_head(decoder, spec, spec.decoder.width, spec.decoder.embed.extra_vectors)
+    add_head(decoder, spec, spec.decoder.width, extra_vectors(spec.decoder.embed))
     encoder, decoder = beside(encoder, decoder, TOWER_GAP)
     x, output = bounds(encoder.boxes, encoder.arrows)[2] + TOWER_GAP / 2, encoder.find("encoder.output")
     arrows = [memory_arrow(output, box, x) for top in decoder.boxes for box in top.walk() if box.reads_memory]
@@ -132,7 +133,7 @@ def add_stack(
     )  # fmt: skip
     add_layers(tower, name, stack, memory_width)
     norm = stack.output_norm()
-    if norm is not None and norm.title:
+    if norm is not None and norm.caption:
         tower.add(part_box(f"{name}.final_norm", norm))
 
 
@@ -149,7 +150,7 @@ def add_layers(tower: Tower, name: str, stack: StackSpec, memory_width: int | No
         for start, count in runs(layers[first:last]):
             index, path = first + start, f"{name}.layers.{first + start}"
             which = f"layer {index}" if count == 1 else f"layers {index}–{index + count - 1}"
-            lines = [which if numbered else "", layers[index].residual.title, shared_weights(stack)]
+            lines = [which if numbered else "", layers[index].residual.caption, shared_weights(stack)]
             with tower.frame(
                 Box(path, slot="frame", detail=detail_of(layers[index].residual)),
                 label_box(f"{path}.label", f"{count} ×", lines),
@@ -188,7 +189,7 @@ def add_layer(tower: Tower, name: str, layer: LayerSpec, width: int, memory_widt
     with torch.device("meta"), SkipInit():
         built = Layer(layer, width, memory_width)
         boxes = sublayer_boxes(name, layer, width, has_feedforward=built.feedforward is not None)
-        nodes = residual_graph(built.residual, list(boxes), has_norm=bool(layer.norm.title))
+        nodes = residual_graph(built.residual, list(boxes), has_norm=bool(layer.norm.caption))
     nodes, after_sum = merge_norms(nodes)
     placed = dict[str, Box]()
     for node in nodes:

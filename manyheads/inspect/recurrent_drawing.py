@@ -45,7 +45,7 @@ def ngram_model(spec: ModelSpec, own: NgramSpec) -> tuple[list[Box], list[Arrow]
     tower.add(text_box("ngram.window", title, slot="window", shape=shape_of("B", "L", before * own.width)))
     sizes = [f"{before * own.width:,} → {hidden:,}, tanh"]
     box = text_box("ngram.hidden", "Hidden Layer", sizes, slot="feedforward", shape=shape_of("B", "L", hidden))
-    tower.add(replace(box, detail=own.formula()))
+    tower.add(replace(box, detail=own.summary()))
     add_head(tower, spec, hidden)
     return tower.boxes, tower.arrows
 
@@ -54,7 +54,7 @@ def recurrent_model(spec: ModelSpec, own: RecurrentSpec) -> tuple[list[Box], lis
     """The encoder on the left, the decoder on the right, and between them the first state and attention."""
     attention = part_box(
         "recurrent.core", own.core, ["scores s′ against each h", shown_fields(own.core)],
-        title=f"Attention, {own.core.title}",
+        title=f"Attention, {own.core.caption}",
     )  # fmt: skip
     decoder = decoder_tower(spec, own, attention.height)
     if not own.source:
@@ -95,15 +95,15 @@ def decoder_tower(spec: ModelSpec, own: RecurrentSpec, attention_height: float) 
     if attends:
         tower.add(circle("recurrent.context", "sum", CIRCLE, "‖"), row_height=attention_height)
     lines = [f"{size + (memory_width(own) if attends else 0):,} → {own.width:,}", "one step per token"]
-    title = times(own.layers, own.cell.title)
+    title = times(own.layers, own.cell.caption)
     cell = part_box("recurrent.cell", own.cell, lines, title=title, shape=shape_of("B", "L", own.width))
     cell = tower.add(cell, row_height=cell.height + (GAP if own.source else 0))
     loop = cell.right + LANE * 2
     points = ((cell.right, cell.y + 14), (loop, cell.y + 14), (loop, cell.bottom - 14), (cell.right, cell.bottom - 14))
     tower.arrows.append(Arrow(cell.name, cell.name, points, "recurrent", "s′"))
     width = own.readout.width(own.width)
-    if own.readout.title:
-        box = part_box("recurrent.readout", own.readout, [own.readout.formula()], shape=shape_of("B", "L", width))
+    if own.readout.caption:
+        box = part_box("recurrent.readout", own.readout, [own.readout.summary()], shape=shape_of("B", "L", width))
         readout = tower.add(box, label=", ".join(sorted(reads & {"s", "s′"})))
         if embedded is not None:
             x = loop + LANE
@@ -115,7 +115,7 @@ def decoder_tower(spec: ModelSpec, own: RecurrentSpec, attention_height: float) 
 
 def reads_of(own: RecurrentSpec) -> frozenset[str]:
     """What the readout reads; one that is not drawn is the state itself."""
-    return own.readout.reads if own.readout.title else StateReadoutSpec.reads
+    return own.readout.reads if own.readout.caption else StateReadoutSpec.reads
 
 
 def first_state(encoder: Tower, decoder: Tower) -> tuple[list[Box], list[Arrow]]:
@@ -145,7 +145,7 @@ def attention_between(
         replace(sideways(attention, fork), has_tip=False),
         replace(sideways(fork, context), label="c"),
     ]
-    if own.readout.title and "c" in own.readout.reads:
+    if own.readout.caption and "c" in own.readout.reads:
         readout = decoder.find("recurrent.readout")
         path = ((fork.center[0], fork.y), (fork.center[0], readout.center[1]), edge(readout, -1))
         arrows.append(Arrow(fork.name, readout.name, path))

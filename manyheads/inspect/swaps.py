@@ -165,9 +165,9 @@ def describe(value: Any, owner: type[Spec]) -> tuple[str, str]:
     if isinstance(value, Part):
         return to_row("", value)[1:]
     if isinstance(value, Spec):
-        return "as in self-attention" if value == CrossSpec() else to_row("", value)[1], value.formula()
+        return "as in self-attention" if value == CrossSpec() else to_row("", value)[1], value.summary()
     text = ", ".join(map(format_field, value)) or "none" if isinstance(value, tuple) else format_field(value)
-    return text, owner.formula() if issubclass(owner, Part) else ""
+    return text, owner.summary() if issubclass(owner, Part) else ""
 
 
 # ------------------------------------------------------------------------------------------------------------ overrides

@@ -15,8 +15,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_type_hints
 
@@ -24,6 +23,7 @@ import torch
 
 from manyheads.errors import PartsFileError, UsageError
 from manyheads.labs.finding import Finding
+from manyheads.model.builder import num_threads
 from manyheads.spec import did_you_mean, import_all, quote
 
 Size = Literal["smallest", "quick", "full"]
@@ -221,19 +221,9 @@ def run_lab(
     given = lab.parameters_at(at) | parameters
     own = {"seed": seed, "progress": progress}
     accepted = {name: own[name] for name in OWN_PARAMETERS if name in inspect.signature(lab.function).parameters}
-    with one_thread(), torch.random.fork_rng():
+    with num_threads(1), torch.random.fork_rng():
         torch.manual_seed(seed)
         start = time.perf_counter()
         finding = lab.function(**given, **accepted)
         seconds = time.perf_counter() - start
     return LabRun(lab, at, seed, given, finding, seconds)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

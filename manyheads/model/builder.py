@@ -120,6 +120,17 @@ def manual_seed(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+@contextmanager
+def num_threads(count: int) -> Iterator[None]:
+    """Computes with this many threads inside the block."""
+    old_count = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(old_count)
+
+
 def build(
     spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> Model:

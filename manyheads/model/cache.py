@@ -1,4 +1,4 @@
-"""The state of decoding: key/value caches, and what a stack has read.
+"""The state of decoding (key/value caches, and what a stack has read) and the base of models without caches.
 
 `start` returns a state, `step` reads tokens and returns logits and the next state, `select` keeps or repeats rows. A
 state is an argument and a return value, not an attribute of a module.
@@ -7,16 +7,17 @@ state is an argument and a return value, not an attribute of a module.
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.errors import InputError, InputLengthError, InputShapeError, UnsupportedError
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.attention import KeyValue
-from manyheads.parts.inputs import INTEGERS
+from manyheads.parts.inputs import INTEGERS, Inputs
 from manyheads.spec import MAX_COUNT
 
 
@@ -236,3 +237,41 @@ class StackState(State):
             padding_mask=None if padding_mask is None else padding_mask[:, :longest],
             document_ids=None if self.document_ids is None else self.document_ids[:, :longest],
         )
+
+
+StateType = TypeVar("StateType", bound=State)
+
+
+class StepwiseModel(nn.Module, Generic[StateType]):
+    """The base of the recurrent and the n-gram network, whose forward pass is one `step` over the whole sequence.
+
+    `forward` works with any head, `start` and `step` with one per token.
+    """
+
+    spec: ModelSpec
+
+    @property
+    def can_generate(self) -> bool:
+        """Whether the model can generate, which needs a head with one output per token."""
+        return self.spec.head.per_token
+
+    def forward(
+        self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_to_keep: Tensor | None = None
+    ) -> Tensor:
+        """Logits, B×L×V. With `logits_to_keep`, B×L, only those where it is True, N×V."""
+        logits = self.step(inputs, self.first_state(source))[0]
+        return logits if logits_to_keep is None else logits[logits_to_keep]
+
+    def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> StateType:
+        """The state before the first token. `capacity` has no effect, because no memory is reserved."""
+        check_capacity(capacity)
+        check_can_generate(self)
+        return self.first_state(source)
+
+    @abstractmethod
+    def first_state(self, source: Inputs | Tensor | None) -> StateType:
+        """The state before the first token."""
+
+    @abstractmethod
+    def step(self, inputs: Inputs | Tensor, state: StateType) -> tuple[Tensor, StateType]:
+        """Logits after each of the new tokens, one or many, and the next state."""

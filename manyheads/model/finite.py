@@ -15,9 +15,8 @@ from manyheads.model.recording import in_this_thread
 
 def check_finite(model: nn.Module, output: Tensor, again: Callable[[], object]) -> Tensor:
     """Returns the output; raises if a number is NaN or infinite. `again` computes it once more, to find the layer."""
-    if (
-        output.numel() and not output.is_meta and not torch.stack(output.detach().aminmax()).isfinite().all()
-    ):  # one pass, which keeps NaN
+    # aminmax is one pass, and keeps NaN
+    if output.numel() and not output.is_meta and not torch.stack(output.detach().aminmax()).isfinite().all():
         raise_nonfinite(model, again)
     return output
 

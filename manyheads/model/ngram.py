@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import InputError
-from manyheads.model.cache import State, check_batch, check_state
+from manyheads.model.cache import State, StepwiseModel, check_batch, check_state
 from manyheads.model.spec import ModelSpec
-from manyheads.model.stepwise import StepwiseModel
 from manyheads.parts.embed import TableShape, embed_ids
 from manyheads.parts.inputs import Inputs, check_not_packed, tokens_first
 from manyheads.spec import locate_errors

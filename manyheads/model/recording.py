@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import cycle
 from typing import Any, overload
 
@@ -23,9 +22,7 @@ from manyheads.model.recurrent import Recurrent
 from manyheads.model.stack import Stack
 from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Core, block_arguments, repeat_kv
-from manyheads.parts.mask import Mask
-from manyheads.parts.position import Positions
-from manyheads.parts.statistics import WeightIndices, entropy, log_weights, squared_distance
+from manyheads.parts.statistics import AttentionCall
 from manyheads.spec import did_you_mean, quote
 
 # modules whose outputs are recorded besides the attentions, by their names
@@ -36,16 +33,9 @@ Index = int | slice | None  # one of an axis, which is then left out of the resu
 
 
 @dataclass(frozen=True)
-class RecordedAttention(ShownInNotebook):
+class RecordedAttention(AttentionCall, ShownInNotebook):
     """The inputs of one attention call. Its weights, entropy and distance are computed from them."""
 
-    name: str  # 'decoder.layers.3.attention', 'decoder.layers.3.cross'
-    core: Core
-    query: Tensor
-    key: Tensor
-    mask: Mask
-    positions: Positions
-    bias: Tensor | None
     value: Tensor | None = None  # only if activations are recorded: the weights do not need it
     output: Tensor | None = None  # of each head, B×H×L×K, if activations are recorded
 
@@ -66,20 +56,6 @@ class RecordedAttention(ShownInNotebook):
         weights = self.core.weights(query[:, :, rows_slice], mask=mask, **block)[:, selected_heads, :, columns_slice]
         axes = [axis for axis, index in ((1, head), (2, rows), (3, columns)) if isinstance(index, int)]
         return weights.squeeze(axes) if axes else weights
-
-    @cached_property
-    def entropy(self) -> Tensor:
-        """−Σ α ln α of every row, B×H×L, computed without the attention matrix."""
-        return entropy(self.core, self.query, self.key, **self._context)
-
-    @cached_property
-    def squared_distance(self) -> Tensor:
-        """The mean squared distance of every row, B×H×L, computed without the attention matrix."""
-        return squared_distance(self.core, self.query, self.key, **self._context)
-
-    def log_weights(self, indices: WeightIndices) -> Tensor:
-        """ln α at N indices, H×N, computed without the attention matrix."""
-        return log_weights(self.core, self.query, self.key, indices, **self._context)
 
     def visible(self) -> Tensor | None:
         """True where the query may attend to the key, (B or 1)×1×L×M; None for no mask."""
@@ -110,10 +86,6 @@ class RecordedAttention(ShownInNotebook):
                 errors["difference"] = weights @ value[:, :, columns] - self.output[:, :, rows]
             largest |= {name: max(largest.get(name, 0.0), float(error.abs().max())) for name, error in errors.items()}
         return largest
-
-    @property
-    def _context(self) -> dict[str, Any]:
-        return {"mask": self.mask, "positions": self.positions, "bias": self.bias}
 
 
 def as_slice(index: Index, size: int, axis: str) -> slice:

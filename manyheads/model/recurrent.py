@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads.errors import InputError
-from manyheads.model.cache import State, check_batch, check_state
+from manyheads.model.cache import State, StepwiseModel, check_batch, check_state
 from manyheads.model.spec import ModelSpec, RecurrentSpec
-from manyheads.model.stepwise import StepwiseModel
 from manyheads.parts.inputs import Inputs, Memory, check_not_packed, input_positions, next_position, tokens_first
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions

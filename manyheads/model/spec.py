@@ -178,10 +178,10 @@ def check_stack(stack: StackSpec, *, has_memory: bool) -> None:
 def check_layer(layer: LayerSpec, width: int) -> None:
     """Checks that the parts of a layer fit together."""
     with locate_errors("attention"):
-        layer.attention.head_size(width)
+        layer.attention.head_dim(width)
     if layer.cross and layer.cross.attention:
         with locate_errors("cross", "attention"):
-            layer.cross.attention.head_size(width)
+            layer.cross.attention.head_dim(width)
     with locate_errors("position"):
         for part in sorted(layer.position.needs):
             if getattr(layer.core, f"{part}_source") == "none":

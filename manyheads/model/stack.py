@@ -130,7 +130,11 @@ class Stack(nn.Module):
             )
         new_state = append_inputs(state, inputs)
         self._check(new_state)
-        check_sources(inputs, memory)
+        # len() would make a traced size constant
+        if memory is not None and memory.states.shape[0] != inputs.batch_size:
+            raise InputShapeError(
+                f"given {inputs.batch_size} targets and {len(memory.states)} sources, expected one source per target"
+            )
         positions = positions_after(state, new_state, inputs.tokens.device)
         x_BLD = self.embed(inputs, positions, table=table, memory=memory)
         crosses = self._cross_contexts(inputs, positions, memory, cross_key_values)
@@ -200,13 +204,6 @@ class Stack(nn.Module):
             raise InputError("document_ids must be given for source and target, or for neither")
         context = self._cross_attention_context(memory, positions, queries=inputs.length, document_ids=document_ids)
         return [CrossContext(memory, pair, context) for pair in key_values or [None] * self.spec.layers]
-
-
-def check_sources(inputs: Inputs, memory: Memory | None) -> None:
-    if memory is not None and memory.states.shape[0] != inputs.batch_size:  # len() would make a traced size constant
-        raise InputShapeError(
-            f"given {inputs.batch_size} targets and {len(memory.states)} sources, expected one source per target"
-        )
 
 
 def positions_after(state: StackState, new_state: StackState, device: torch.device) -> Positions:

@@ -4,36 +4,6 @@ Tensor names end in their shape: B batch, L query length, M memory length, D wid
 K head size, F feed-forward size, V vocabulary.
 """
 
-from manyheads.parts import (
-    attention,
-    convolution,
-    core,
-    embed,
-    feedforward,
-    head,
-    inputs,
-    mask,
-    norm,
-    position,
-    recurrent,
-    residual,
-    rope,
-    synthesizer,
-)
+from manyheads.spec import import_all
 
-__all__ = [
-    "attention",
-    "convolution",
-    "core",
-    "embed",
-    "feedforward",
-    "head",
-    "inputs",
-    "mask",
-    "norm",
-    "position",
-    "recurrent",
-    "residual",
-    "rope",
-    "synthesizer",
-]
+import_all(__name__)

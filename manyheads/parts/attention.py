@@ -29,7 +29,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
     qk_norm: NormSpec = field(NoNormSpec(), "normalises each query and each key within its head")
 
     @abstractmethod
-    def head_size(self, width: int) -> int:
+    def head_dim(self, width: int) -> int:
         """K, the size of a head. Raises an error that names widths and numbers of heads that fit."""
 
     def num_kv_heads(self) -> int:
@@ -45,12 +45,12 @@ class AttentionSpec(Part, slot="attention", default="heads"):
 
     def query_size(self, width: int, core: CoreSpec, memory_width: int | None = None) -> int:
         """The size of one query as the core and the position scheme receive it; 0 if the core has no queries."""
-        return {"head": self.head_size(width), "memory": memory_width or width, "none": 0}[core.query_source]
+        return {"head": self.head_dim(width), "memory": memory_width or width, "none": 0}[core.query_source]
 
     def build(self, width: int, core: CoreSpec, memory_width: int | None = None) -> Attention:
         memory_width = memory_width or width
         with locate_errors("attention"):
-            size, query_size = self.head_size(width), self.query_size(width, core, memory_width)
+            size, query_size = self.head_dim(width), self.query_size(width, core, memory_width)
             key_size = {"head": size, "raw": memory_width, "none": 0}[core.key_source]
             query = self.projection(width, self.heads, query_size) if query_size else EmptyHeads(self.heads)
             key: nn.Module = RawHead() if key_size else EmptyHeads(1)
@@ -84,19 +84,17 @@ def split_width(width: int, heads: int) -> int:
     return width // heads
 
 
-class HeadsSpec(AttentionSpec, kind="heads"):
+class HeadsSpec(AttentionSpec, kind="heads", caption="Multi-Head Attention"):
     """q, k, v = W_Q x, W_K y, W_V y split into H heads of size K = D/H; heads concatenated and projected by W_O
 
     Vaswani et al. 2017, section 3.2.2: 4D² weights. Fewer key heads than query heads are grouped-query attention
     (Ainslie et al. 2023), one key head is multi-query attention (Shazeer 2019).
     """
 
-    title = "Multi-Head Attention"
-
     kv_heads: int | None = field(None, "G, the number of key and value heads; equal to H by default", ge=1, le=65536)
     size: int | None = field(None, "K, the size of a head; D/H by default", ge=1, le=65536)
 
-    def head_size(self, width: int) -> int:
+    def head_dim(self, width: int) -> int:
         if self.heads % self.num_kv_heads():
             fits = ", ".join(str(g) for g in range(1, self.heads + 1) if self.heads % g == 0)
             raise IncompatibleError(
@@ -115,30 +113,26 @@ class HeadsSpec(AttentionSpec, kind="heads"):
                 f"{shared} query heads share a key head, and as many of each must stay; to keep: {list(kept_heads)}"
             )
         kv_heads = None if self.kv_heads is None else len(counts)
-        return self.replace(heads=len(kept_heads), kv_heads=kv_heads, size=self.head_size(width))
+        return self.replace(heads=len(kept_heads), kv_heads=kv_heads, size=self.head_dim(width))
 
 
-class WideSpec(AttentionSpec, kind="wide"):
+class WideSpec(AttentionSpec, kind="wide", caption="Wide Multi-Head Attention"):
     """Every head as wide as the model (K = D); the n×(H·D) heads are projected back to D: 4·H·D² weights
 
     The drawing of many lectures, where the heads are n×D each.
     """
 
-    title = "Wide Multi-Head Attention"
-
-    def head_size(self, width: int) -> int:
+    def head_dim(self, width: int) -> int:
         return width
 
 
-class NarrowSpec(AttentionSpec, kind="narrow"):
+class NarrowSpec(AttentionSpec, kind="narrow", caption="Narrow Multi-Head Attention"):
     """x is split into H chunks, each with its own (D/H)² matrices for q, k and v: 3D²/H + D² weights
 
     A head reads only its chunk of the input; W_O mixes them. Bloem 2019 calls the two narrow and wide self-attention.
     """
 
-    title = "Narrow Multi-Head Attention"
-
-    def head_size(self, width: int) -> int:
+    def head_dim(self, width: int) -> int:
         return split_width(width, self.heads)
 
     def projection(self, width: int, heads: int, size: int) -> nn.Module:

@@ -17,15 +17,13 @@ from manyheads.spec import field
 FAR = -1e4  # the score per step beyond the kernel: its softmax is exactly 0 beside that of a visible neighbour
 
 
-class ConvolutionSpec(CoreSpec, kind="convolution"):
+class ConvolutionSpec(CoreSpec, kind="convolution", caption="convolution over neighbours"):
     """Σ_j softmax_j(w[j − i]) v_j over the neighbours |i − j| < k, with a kernel w per head
 
     Wu et al. 2019, arXiv 1901.10430, "lightweight convolution": depthwise, with a normalised kernel that the channels
     of a head share; with D heads each channel has its own. Neighbours are counted by position, without padding, and the
     kernel is normalised over those that are visible. If none is visible, the nearest visible keys take their place.
     """
-
-    title = "convolution over neighbours"
 
     query_source: ClassVar[Literal["head", "memory", "none"]] = "none"
     key_source: ClassVar[Literal["head", "raw", "none"]] = "none"

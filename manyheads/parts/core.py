@@ -173,13 +173,11 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
 # ------------------------------------------------------------------------------------- cores that are inner products
 
 
-class DotSpec(CoreSpec, kind="dot"):
+class DotSpec(CoreSpec, kind="dot", caption="scaled dot product"):
     """softmax(q·k / (τ√K) + bias + mask) v
 
     Vaswani et al. 2017, section 3.2.1. With τ = 1 the scores of unit-normal q and k have variance one.
     """
-
-    title = "scaled dot product"
 
     temperature: float = field(1.0, "τ; a value above 1 flattens the weights, below 1 sharpens them", gt=0)
     scale: float | None = field(None, "the factor of q·k; 1/√K by default", gt=0)
@@ -269,13 +267,11 @@ class SoftcappedDot(Core):
         return self.cap * torch.tanh(super().scores(q_BHLK, k_BHMK, positions) / self.cap)
 
 
-class BilinearSpec(CoreSpec, kind="bilinear"):
+class BilinearSpec(CoreSpec, kind="bilinear", caption="bilinear score"):
     """softmax(qᵀ W k / √K) v, with a W per head
 
     Luong et al. 2015, arXiv 1508.04025, "general" (there without the scale).
     """
-
-    title = "bilinear score"
 
     scaled: bool = field(True, "divide by √K")
 
@@ -297,13 +293,11 @@ class Bilinear(InnerProduct):
         return q_BHLK @ self.weight
 
 
-class ProjectedSpec(CoreSpec, kind="projected"):
+class ProjectedSpec(CoreSpec, kind="projected", caption="projected dot product"):
     """softmax((W₁q)ᵀ (W₂k) / √A) v, with W₁ and W₂ per head
 
     A bilinear score with W = W₁ᵀW₂ of rank at most A.
     """
-
-    title = "projected dot product"
 
     size: int = field(16, "A, the size to which q and k are projected", ge=1, le=65536)
     scaled: bool = field(True, "divide by √A")
@@ -342,13 +336,11 @@ class PerHeadLinear(nn.Module):
         return k_BGMK.repeat_interleave(len(self.weight) // k_BGMK.shape[1], dim=1) @ self.weight
 
 
-class MergedQKSpec(CoreSpec, kind="merged-qk"):
+class MergedQKSpec(CoreSpec, kind="merged-qk", caption="one matrix for q and k"):
     """softmax(xᵀ W̃ y) v: one matrix per head instead of two, W̃ = W_Qᵀ W_K / √K
 
     The keys are the memory itself, shared by all heads: D² parameters per head where two projections have 2KD.
     """
-
-    title = "one matrix for q and k"
 
     query_source: ClassVar[Literal["head", "memory", "none"]] = "memory"
     key_source: ClassVar[Literal["head", "raw", "none"]] = "raw"
@@ -357,13 +349,11 @@ class MergedQKSpec(CoreSpec, kind="merged-qk"):
         return InnerProduct(self)
 
 
-class ArgmaxSpec(CoreSpec, kind="argmax"):
+class ArgmaxSpec(CoreSpec, kind="argmax", caption="argmax"):
     """v of the one key with the highest q·k / √K; the gradient is the softmax's (straight-through)
 
     Ties go to the lowest index. Bengio, Léonard and Courville 2013 for the gradient, arXiv 1308.3432.
     """
-
-    title = "argmax"
 
     heads: tuple[StrictInt, ...] | None = field(
         None, "indices of the heads that take the maximum; all heads by default", strict=False, min_length=1
@@ -411,13 +401,11 @@ class StraightThrough(torch.autograd.Function):
 # ------------------------------------------------------------------------------------------------------ other cores
 
 
-class AdditiveSpec(CoreSpec, kind="additive"):
+class AdditiveSpec(CoreSpec, kind="additive", caption="additive score"):
     """softmax(uᵀ tanh(W q + U k)) v
 
     Bahdanau, Cho and Bengio 2015, arXiv 1409.0473, appendix A.1.2.
     """
-
-    title = "additive score"
 
     size: int = field(16, "the size of the hidden layer", ge=1, le=65536)
 

@@ -47,16 +47,6 @@ class EmbedSpec(Part, slot="embed", default="tokens"):
         """The number of pixel values per patch; None if it does not read images."""
         return None
 
-    @property
-    def joined_norm(self) -> NormSpec:
-        """The norm after the position is joined."""
-        return NoNormSpec()
-
-    @property
-    def extra_vectors(self) -> int:
-        """How many vectors there are more than tokens or patches, such as a class token."""
-        return 0
-
     @abstractmethod
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         """Builds the embedding of a stack of this width. `memory_width` is the encoder's width, None without one."""
@@ -80,13 +70,11 @@ class Embed(nn.Module):
         return inputs
 
 
-class TokensSpec(EmbedSpec, kind="tokens"):
+class TokensSpec(EmbedSpec, kind="tokens", caption="Token Embedding"):
     """E[token] (·√D) + T[type] + S[task], joined with its position, normalised, dropped out; E, T and S are learned
 
     With `size`, the table is narrower than the model and a projection follows: Lan et al. 2020, arXiv 1909.11942.
     """
-
-    title = "Token Embedding"
 
     type_vocab_size: int = field(0, "the number of token types; 0 for no token type embedding", ge=0)
     task_type_vocab_size: int = field(0, "the number of task types; 0 for no task type embedding", ge=0)
@@ -96,10 +84,6 @@ class TokensSpec(EmbedSpec, kind="tokens"):
 
     def table_width(self, width: int) -> int:
         return self.size or width
-
-    @property
-    def joined_norm(self) -> NormSpec:
-        return self.norm
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         return TokenEmbedding(self, vocab, width, position)
@@ -154,21 +138,17 @@ def embed_ids(ids: Tensor, table: nn.Embedding | Tensor, name: str = "token") ->
         raise InputError(f"{name} {wrong} is outside the {count} {name}s of the model (0 to {count - 1})") from None
 
 
-class SharedTokensSpec(TokensSpec, kind="shared"):
+class SharedTokensSpec(TokensSpec, kind="shared", caption="Token Embedding, shared"):
     """the same as tokens with the encoder's E; types, position and norm are not shared"""
-
-    title = "Token Embedding, shared"
 
     shares_table: ClassVar[bool] = True
 
 
-class PatchesSpec(EmbedSpec, kind="patches"):
+class PatchesSpec(EmbedSpec, kind="patches", caption="Patch Embedding"):
     """W·patch + b, joined with its position; optionally a class token before the patches
 
     Dosovitskiy et al. 2021, arXiv 2010.11929. Each patch is a token, so the batch is B×L×pixels.
     """
-
-    title = "Patch Embedding"
 
     reads: ClassVar[Source] = "patches"
 
@@ -179,14 +159,6 @@ class PatchesSpec(EmbedSpec, kind="patches"):
 
     def patch_pixels(self) -> int | None:
         return self.pixels
-
-    @property
-    def joined_norm(self) -> NormSpec:
-        return self.norm
-
-    @property
-    def extra_vectors(self) -> int:
-        return int(self.class_token)
 
     @property
     def side(self) -> int:
@@ -264,21 +236,15 @@ class PatchEmbedding(Embed):
         return self.dropout(self.norm(self.position(x_BLD, positions)))
 
 
-class MaskTokensSpec(EmbedSpec, kind="mask-tokens"):
+class MaskTokensSpec(EmbedSpec, kind="mask-tokens", caption="Mask Tokens"):
     """W·memory at the patches that the encoder read, a learned mask token elsewhere, joined with the position
 
     He et al. 2022, arXiv 2111.06377, the decoder of a masked autoencoder. It reads only the shape of the batch.
     """
 
-    title = "Mask Tokens"
-
     reads: ClassVar[Source] = "memory"
 
     class_token: bool = field(False, "whether the encoder has a class token, at position 0")
-
-    @property
-    def extra_vectors(self) -> int:
-        return int(self.class_token)
 
     def build(self, vocab: int, width: int, position: PositionSpec, memory_width: int | None) -> Embed:
         assert memory_width is not None, "ModelSpec checks that there is an encoder"

@@ -40,13 +40,11 @@ class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
         """The network for vectors of this width; None if the layer has none."""
 
 
-class MlpSpec(FeedForwardSpec, kind="mlp"):
+class MlpSpec(FeedForwardSpec, kind="mlp", caption="Feed Forward"):
     """W₂ f(W₁ x + b₁) + b₂
 
     Vaswani et al. 2017, section 3.3.
     """
-
-    title = "Feed Forward"
 
     hidden: int | None = field(None, "F, the size of the hidden layer; 4·D by default", ge=1, le=1 << 20)
     activation: Activation = field("gelu", "f, the activation function")
@@ -73,13 +71,11 @@ class Mlp(nn.Module):
         return self.down(self.dropout(self.activation(self.up(x_BLD))))
 
 
-class GatedSpec(FeedForwardSpec, kind="gated"):
+class GatedSpec(FeedForwardSpec, kind="gated", caption="Gated Feed Forward"):
     """W₂ (f(W_g x) ∘ W₁ x): f = silu is SwiGLU, gelu GEGLU, relu ReGLU, sigmoid GLU, identity bilinear
 
     Shazeer 2020, arXiv 2002.05202.
     """
-
-    title = "Gated Feed Forward"
 
     hidden: int | None = field(
         None, "F, the size of the hidden layer; 8/3·D, rounded up to a multiple of 8, by default", ge=1, le=1 << 20
@@ -109,10 +105,8 @@ class GatedMlp(nn.Module):
         return self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))
 
 
-class NoFeedForwardSpec(FeedForwardSpec, kind="none"):
+class NoFeedForwardSpec(FeedForwardSpec, kind="none", caption=""):
     """no feed-forward network after the attention of the layer"""
-
-    title = ""
 
     def build(self, width: int) -> None:
         return None

@@ -39,11 +39,6 @@ class HeadSpec(Part, slot="head", default="tied"):
         """The size of one output; None if it depends on a vocabulary or on data that is not known yet."""
         return vocab if self.output == "tokens" else width
 
-    @property
-    def skipped_vectors(self) -> int:
-        """How many vectors before the first token or patch have no output."""
-        return 0
-
     @abstractmethod
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         """Builds the head. `table_shape` is the shape of the token embedding; None if the model has none."""
@@ -56,10 +51,8 @@ class Head(nn.Module):
     """
 
 
-class NoHeadSpec(HeadSpec, kind="none"):
+class NoHeadSpec(HeadSpec, kind="none", caption=""):
     """h, the hidden states themselves"""
-
-    title = ""
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return NoHead()
@@ -107,13 +100,11 @@ class TokenHead(Head):
         return F.linear(h_BLI, rows_VI, self.bias)
 
 
-class TiedHeadSpec(TokenHeadSpec, kind="tied"):
+class TiedHeadSpec(TokenHeadSpec, kind="tied", caption="Linear, tied"):
     """β · h·e + b, with e the token's embedding
 
     Press and Wolf 2017, arXiv 1608.05859.
     """
-
-    title = "Linear, tied"
 
     @property
     def is_tied(self) -> bool:
@@ -142,10 +133,8 @@ class TiedHead(TokenHead):
         return self.logits(x_BLD if self.size == x_BLD.shape[-1] else x_BLD[..., : self.size], table)
 
 
-class UntiedHeadSpec(TokenHeadSpec, kind="untied"):
+class UntiedHeadSpec(TokenHeadSpec, kind="untied", caption="Linear"):
     """β · h·u + b, with a matrix of its own that has a row u per token"""
-
-    title = "Linear"
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return UntiedHead(self, width, vocab)
@@ -160,10 +149,8 @@ class UntiedHead(TokenHead):
         return self.logits(x_BLD, self.output.weight)
 
 
-class BilinearHeadSpec(TokenHeadSpec, kind="bilinear"):
+class BilinearHeadSpec(TokenHeadSpec, kind="bilinear", caption="Bilinear, tied"):
     """β · hᵀWe + b, a parametrised inner product with the token's embedding e"""
-
-    title = "Bilinear, tied"
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return BilinearHead(self, width, require_table(table_shape).size, vocab)
@@ -179,13 +166,11 @@ class BilinearHead(TokenHead):
         return self.logits(self.project(x_BLD), table)
 
 
-class MaskedHeadSpec(HeadSpec, kind="masked"):
+class MaskedHeadSpec(HeadSpec, kind="masked", caption="Transform, then Linear"):
     """logits of norm(f(Wh + b)), which puts a transform before the token head of a masked language model
 
     Devlin et al. 2019, arXiv 1810.04805, as published in code.
     """
-
-    title = "Transform, then Linear"
 
     output = "tokens"
 
@@ -318,10 +303,8 @@ class PooledHead(Head):
         return x if self.dense is None else self.activation(self.dense(x))
 
 
-class ClassesSpec(PooledHeadSpec, kind="classes"):
+class ClassesSpec(PooledHeadSpec, kind="classes", caption="Pooling, then Linear"):
     """U·pool(h) + b, one logit per class"""
-
-    title = "Pooling, then Linear"
 
     output = "classes"
 
@@ -357,10 +340,8 @@ class ClassHead(PooledHead):
         return self.output(self.pool_states(x_BLD, padding_mask))
 
 
-class VectorSpec(PooledHeadSpec, kind="vector"):
+class VectorSpec(PooledHeadSpec, kind="vector", caption="Pooling"):
     """pool(h), one vector per sequence; of length one with `normalize`"""
-
-    title = "Pooling"
 
     output = "vector"
 
@@ -383,10 +364,8 @@ class VectorHead(PooledHead):
 # ------------------------------------------------------------------------------------------------------ one per patch
 
 
-class PixelsSpec(HeadSpec, kind="pixels"):
+class PixelsSpec(HeadSpec, kind="pixels", caption="Linear to Pixels"):
     """U·h + b, the pixels of each patch"""
-
-    title = "Linear to Pixels"
 
     output = "pixels"
 
@@ -395,10 +374,6 @@ class PixelsSpec(HeadSpec, kind="pixels"):
 
     def output_size(self, width: int, vocab: int | None) -> int | None:
         return self.pixels
-
-    @property
-    def skipped_vectors(self) -> int:
-        return self.skip
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return PixelHead(self, width)

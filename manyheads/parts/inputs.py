@@ -183,8 +183,3 @@ def tokens_first(padding_mask: Tensor) -> Tensor:
     """Indices, B×L, that move the non-padding tokens of each row to its start and keep their order."""
     index = torch.arange(padding_mask.shape[1], device=padding_mask.device)
     return torch.where(padding_mask, index + padding_mask.shape[1], index).argsort(dim=1)
-
-
-def padding_first(padding_mask: Tensor) -> Tensor:
-    """Indices, B×L, that move the padding of each row to its start and keep the order of the tokens."""
-    return tokens_first(~padding_mask)

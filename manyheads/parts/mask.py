@@ -50,9 +50,8 @@ class Mask:
     prefix_B: Tensor | None = None
     padding_BM: Tensor | None = None
     document_ids: tuple[Tensor, Tensor] | None = None  # document ids of the queries, B×L, and of the keys, B×M
-    non_padding_indices: tuple[Tensor, Tensor] | None = (
-        None  # (query, key) indices counted without padding; used by window and prefix
-    )
+    # (query, key) indices counted without padding; used by window and prefix
+    non_padding_indices: tuple[Tensor, Tensor] | None = None
     dense_limit: int = DENSE_LIMIT  # a mask with more elements is computed in blocks
 
     @cached_property

@@ -21,13 +21,11 @@ class NormSpec(Part, slot="norm", default="layer"):
         """Builds the norm of vectors of this width."""
 
 
-class LayerNormSpec(NormSpec, kind="layer"):
+class LayerNormSpec(NormSpec, kind="layer", caption="LayerNorm"):
     """(x − mean x) / √(var x + ε) ∘ γ + β
 
     Ba, Kiros and Hinton 2016, arXiv 1607.06450.
     """
-
-    title = "LayerNorm"
 
     eps: float = field(1e-5, "ε under the root", gt=0)
     bias: bool = field(True, "whether β is learned")
@@ -36,13 +34,11 @@ class LayerNormSpec(NormSpec, kind="layer"):
         return nn.LayerNorm(width, eps=self.eps, bias=self.bias)
 
 
-class RMSNormSpec(NormSpec, kind="rms"):
+class RMSNormSpec(NormSpec, kind="rms", caption="RMSNorm"):
     """x / √(mean x² + ε) ∘ γ
 
     Zhang and Sennrich 2019, arXiv 1910.07467.
     """
-
-    title = "RMSNorm"
 
     eps: float = field(1e-6, "ε under the root", gt=0)
 
@@ -50,13 +46,11 @@ class RMSNormSpec(NormSpec, kind="rms"):
         return nn.RMSNorm(width, eps=self.eps)
 
 
-class RMSOneSpec(NormSpec, kind="rms-one"):
+class RMSOneSpec(NormSpec, kind="rms-one", caption="RMSNorm, gain 1 + γ"):
     """x / √(mean x² + ε) ∘ (1 + γ), the same as rms with a gain of 1 + γ
 
     Mesnard et al. 2024, arXiv 2403.08295, as published in code.
     """
-
-    title = "RMSNorm, gain 1 + γ"
 
     eps: float = field(1e-6, "ε under the root", gt=0)
 
@@ -74,10 +68,8 @@ class RMSOne(nn.RMSNorm):
         return F.rms_norm(x_float32, self.weight.shape, 1.0 + self.weight.to(x_float32.dtype), self.eps).to(x.dtype)
 
 
-class NoNormSpec(NormSpec, kind="none"):
+class NoNormSpec(NormSpec, kind="none", caption=""):
     """x, without normalisation"""
-
-    title = ""
 
     def build(self, width: int) -> nn.Module:
         return nn.Identity()

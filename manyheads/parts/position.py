@@ -73,7 +73,7 @@ class PositionSpec(Part, slot="position", default="none"):
     def build_embed(self, width: int) -> PositionEmbedding:
         return PositionEmbedding()
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return AttentionPosition()
 
 
@@ -102,10 +102,8 @@ class AttentionPosition(nn.Module):
         return None
 
 
-class NoPositionSpec(PositionSpec, kind="none"):
+class NoPositionSpec(PositionSpec, kind="none", caption=""):
     """no position information; only a causal mask makes order visible"""
-
-    title = ""
 
 
 # ---------------------------------------------------------------------------------------------------- mechanism: embed
@@ -145,13 +143,11 @@ def join_position(x_BLD: Tensor, p_BLD: Tensor, join: Join) -> Tensor:
     return x_BLD + p_BLD if join == "add" else x_BLD * p_BLD
 
 
-class SinusoidalSpec(AbsoluteSpec, kind="sinusoidal"):
+class SinusoidalSpec(AbsoluteSpec, kind="sinusoidal", caption="Positional Encoding, sinusoidal"):
     """p[t, 2i] = sin(t / θ^(2i/d)), p[t, 2i+1] = cos(t / θ^(2i/d))
 
     Vaswani et al. 2017, section 3.5. `halves` puts all sines before all cosines, as some published models do.
     """
-
-    title = "Positional Encoding, sinusoidal"
 
     theta: float = field(10000.0, "θ, the base of the wavelengths", gt=1)
     layout: Literal["interleaved", "halves"] = field(
@@ -182,14 +178,12 @@ class Sinusoidal(PositionEmbedding):
         return join_position(x_BLD, self.table(positions.query + self.spec.offset, x_BLD.dtype), self.spec.join)
 
 
-class LearnedSpec(AbsoluteSpec, kind="learned"):
+class LearnedSpec(AbsoluteSpec, kind="learned", caption="Positional Embedding, learned"):
     """p[t] = row t of a learned table of T rows
 
     Gehring et al. 2017, arXiv 1705.03122. A position of T or more is an error. `offset` skips rows
     that some published models reserve for padding.
     """
-
-    title = "Positional Embedding, learned"
 
     length: int = field(512, "T, the number of positions", ge=1)
     offset: int = field(0, "unused rows before position 0", ge=0)
@@ -253,13 +247,11 @@ class PrecomputedBias(AttentionPosition):
         return position_data
 
 
-class RelativeSpec(BiasSpec, kind="relative"):
+class RelativeSpec(BiasSpec, kind="relative", caption="Relative Position Bias"):
     """score(i, j) + π[j − i] with one π per head and offset, (2(T − 1) + 1)·H parameters per layer
 
     Shaw et al. 2018 in its scalar form. An offset of T or more is an error; use `clipped` for any length.
     """
-
-    title = "Relative Position Bias"
 
     length: int = field(512, "T, the number of positions", ge=1)
 
@@ -267,21 +259,19 @@ class RelativeSpec(BiasSpec, kind="relative"):
     def max_positions(self) -> int | None:
         return self.length
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return Relative(heads, self.length - 1, clip=False)
 
 
-class ClippedSpec(BiasSpec, kind="clipped"):
+class ClippedSpec(BiasSpec, kind="clipped", caption="Clipped Relative Position Bias"):
     """score(i, j) + π[clip(j − i, −k, k)] for any length, (2k + 1)·H parameters per layer
 
     Shaw et al. 2018, section 3.2, in its scalar form.
     """
 
-    title = "Clipped Relative Position Bias"
-
     clip: int = field(16, "k, the largest offset with a value of its own; larger offsets share it", ge=1)
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return Relative(heads, self.clip, clip=True)
 
 
@@ -304,13 +294,11 @@ class Relative(PrecomputedBias):
         return self.table(index).permute(0, 3, 1, 2)
 
 
-class BucketedSpec(BiasSpec, kind="bucketed"):
+class BucketedSpec(BiasSpec, kind="bucketed", caption="Bucketed Relative Position Bias"):
     """score(i, j) + π[bucket(j − i)], where each small offset has a bucket and large ones share logarithmic buckets
 
     Raffel et al. 2020, arXiv 1910.10683, section 2.1. All layers use one table unless `shared` is false.
     """
-
-    title = "Bucketed Relative Position Bias"
 
     buckets: int = field(32, "the number of buckets, each with a π per head", ge=4)
     max_distance: int = field(128, "offsets of at least this distance share the last bucket", ge=2)
@@ -331,7 +319,7 @@ class BucketedSpec(BiasSpec, kind="bucketed"):
     def per_layer(self) -> bool:
         return not self.shared
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return Bucketed(self, heads)
 
 
@@ -359,27 +347,25 @@ class Bucketed(PrecomputedBias):
         return self.table(self.bucket(positions.offsets())).permute(0, 3, 1, 2)
 
 
-class ShawSpec(BiasSpec, kind="shaw"):
+class ShawSpec(BiasSpec, kind="shaw", caption="Relative Position Keys"):
     """q_i · (k_j + a[clip(j − i, −k, k)]), times the core's scale, with vectors a that the heads of a layer share
 
     Shaw et al. 2018, equation 5 (without relative values, which did not help in their ablation).
     """
 
-    title = "Relative Position Keys"
-
     needs: ClassVar[frozenset[str]] = frozenset({"query"})
 
     clip: int = field(16, "k, the largest offset with a vector of its own; larger offsets share it", ge=1)
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
-        return Shaw(self.clip, head_size)
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
+        return Shaw(self.clip, head_dim)
 
 
 class Shaw(AttentionPosition):
-    def __init__(self, clip: int, head_size: int) -> None:
+    def __init__(self, clip: int, head_dim: int) -> None:
         super().__init__()
         self.clip = clip
-        self.table = nn.Embedding(2 * clip + 1, head_size)
+        self.table = nn.Embedding(2 * clip + 1, head_dim)
 
     def precompute(self, positions: Positions, dtype: torch.dtype) -> Tensor:
         return positions.offsets().clamp(-self.clip, self.clip) + self.clip
@@ -389,20 +375,18 @@ class Shaw(AttentionPosition):
         return by_offset.gather(-1, position_data[:, None].expand(*q_BHLK.shape[:3], position_data.shape[-1]))
 
 
-class AlibiSpec(BiasSpec, kind="alibi"):
+class AlibiSpec(BiasSpec, kind="alibi", caption="ALiBi"):
     """score(i, j) − m_h · |i − j|, with fixed slopes m_h = 2^(−8h/H)
 
     Press, Smith and Lewis 2022, arXiv 2108.12409. If H is not a power of two, every other slope of the next power of
     two fills the rest.
     """
 
-    title = "ALiBi"
-
     @property
     def per_layer(self) -> bool:
         return False
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
         return Alibi(heads)
 
 

@@ -33,24 +33,20 @@ class CellSpec(Part, slot="cell", default="gru"):
         return Cell(self, size, hidden)
 
 
-class GruSpec(CellSpec, kind="gru"):
+class GruSpec(CellSpec, kind="gru", caption="GRU"):
     """h′ = (1 − z) ∘ tanh(Wx + r ∘ Uh) + z ∘ h, with gates r and z from x and h
 
     Cho et al. 2014, arXiv 1406.1078; r is applied after U, as in torch; the paper applies it before.
     """
 
-    title = "GRU"
-
     states, encoder, decoder = 1, nn.GRU, nn.GRUCell
 
 
-class LstmSpec(CellSpec, kind="lstm"):
+class LstmSpec(CellSpec, kind="lstm", caption="LSTM"):
     """c′ = f ∘ c + i ∘ tanh(Wx + Uh), h′ = o ∘ tanh(c′), with gates i, f and o from x and h
 
     Hochreiter and Schmidhuber 1997; Gers et al. 2000 for f.
     """
-
-    title = "LSTM"
 
     states, encoder, decoder = 2, nn.LSTM, nn.LSTMCell
 
@@ -92,14 +88,12 @@ class Cell(nn.Module):
         return torch.cat(new_state, dim=-1) if self.states > 1 else new_state
 
 
-class LstmnSpec(CellSpec, kind="lstmn"):
+class LstmnSpec(CellSpec, kind="lstmn", caption="LSTM that attends to its past"):
     """h̃, c̃ = Σ_i softmax_i(score([x, h̃′], h_i)) (h_i, c_i) over all earlier i; h, c = LSTM(x, h̃, c̃)
 
     Cheng, Dong and Lapata 2016, arXiv 1601.06733: a long short-term memory-network, whose step attends to its own past.
     The state before the first token counts as an earlier one. The encoder of a model with this cell is a plain LSTM.
     """
-
-    title = "LSTM that attends to its past"
 
     states, reads_past, encoder, decoder = 3, True, nn.LSTM, nn.LSTMCell
 
@@ -165,10 +159,9 @@ class ReadoutSpec(Part, slot="readout", default="state"):
         """Builds the readout for vectors of these sizes."""
 
 
-class StateReadoutSpec(ReadoutSpec, kind="state"):
+class StateReadoutSpec(ReadoutSpec, kind="state", caption=""):
     """s, the state itself"""
 
-    title = ""
     reads: ClassVar[frozenset[str]] = frozenset({"s"})
 
     def build(self, hidden: int, embedding: int, context: int) -> nn.Module:
@@ -180,13 +173,12 @@ class StateReadout(nn.Module):
         return s
 
 
-class TanhReadoutSpec(ReadoutSpec, kind="tanh"):
+class TanhReadoutSpec(ReadoutSpec, kind="tanh", caption="Readout, tanh"):
     """tanh(W [s, c])
 
     Luong et al. 2015, arXiv 1508.04025, equation 5.
     """
 
-    title = "Readout, tanh"
     reads: ClassVar[frozenset[str]] = frozenset({"s", "c"})
 
     def build(self, hidden: int, embedding: int, context: int) -> nn.Module:
@@ -202,13 +194,12 @@ class TanhReadout(nn.Module):
         return torch.tanh(self.project(torch.cat((s, c), dim=-1)))
 
 
-class MaxoutReadoutSpec(ReadoutSpec, kind="maxout"):
+class MaxoutReadoutSpec(ReadoutSpec, kind="maxout", caption="Readout, maxout"):
     """max over pairs of U s′ + V e + C c, with the state s′ that the context was computed from
 
     Bahdanau, Cho and Bengio 2015, arXiv 1409.0473, appendix A.2.2.
     """
 
-    title = "Readout, maxout"
     reads: ClassVar[frozenset[str]] = frozenset({"s′", "e", "c"})
 
     size: int = field(32, "the number of pairs", ge=1)

@@ -36,13 +36,11 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(spec.dropout)
 
 
-class PreSpec(ResidualSpec, kind="pre"):
+class PreSpec(ResidualSpec, kind="pre", caption="pre-norm"):
     """x + f(norm(x)), for each sublayer in turn
 
     Xiong et al. 2020, arXiv 2002.04745.
     """
-
-    title = "pre-norm"
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return PreNorm(self, norm, width, sublayers)
@@ -55,13 +53,11 @@ class PreNorm(Residual):
         return x_BLD
 
 
-class PostSpec(ResidualSpec, kind="post"):
+class PostSpec(ResidualSpec, kind="post", caption="post-norm"):
     """norm(x + f(x)), for each sublayer in turn
 
     Vaswani et al. 2017, section 3.1.
     """
-
-    title = "post-norm"
 
     final_norm: ClassVar[bool] = False
 
@@ -76,13 +72,11 @@ class PostNorm(Residual):
         return x_BLD
 
 
-class SandwichSpec(ResidualSpec, kind="sandwich"):
+class SandwichSpec(ResidualSpec, kind="sandwich", caption="sandwich norm"):
     """x + norm′(f(norm(x))), for each sublayer in turn
 
     Ding et al. 2021 (CogView), arXiv 2105.13290.
     """
-
-    title = "sandwich norm"
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return SandwichNorm(self, norm, width, 2 * sublayers)
@@ -95,13 +89,11 @@ class SandwichNorm(Residual):
         return x_BLD
 
 
-class ParallelSpec(ResidualSpec, kind="parallel"):
+class ParallelSpec(ResidualSpec, kind="parallel", caption="parallel sublayers"):
     """x + f₁(norm(x)) + f₂(norm(x)), with sublayers in parallel that share one norm
 
     Wang and Komatsuzaki 2021 (mesh-transformer-jax).
     """
-
-    title = "parallel sublayers"
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return Parallel(self, norm, width, 1)
@@ -115,13 +107,11 @@ class Parallel(Residual):
         return x_BLD
 
 
-class ParallelNormsSpec(ResidualSpec, kind="parallel-norms"):
+class ParallelNormsSpec(ResidualSpec, kind="parallel-norms", caption="parallel sublayers, a norm each"):
     """x + f₁(norm₁(x)) + f₂(norm₂(x)), with sublayers in parallel and a norm each
 
     Black et al. 2022, arXiv 2204.06745, section 2.1.
     """
-
-    title = "parallel sublayers, a norm each"
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return ParallelNorms(self, norm, width, sublayers)
@@ -135,10 +125,8 @@ class ParallelNorms(Residual):
         return x_BLD
 
 
-class NoResidualSpec(ResidualSpec, kind="none"):
+class NoResidualSpec(ResidualSpec, kind="none", caption="no residual"):
     """f(norm(x)), for each sublayer in turn, without adding x"""
-
-    title = "no residual"
 
     def build(self, norm: NormSpec, width: int, sublayers: int) -> Residual:
         return NoResidual(self, norm, width, sublayers)

@@ -41,10 +41,8 @@ def plain_frequencies(theta: float, size: int, device: torch.device) -> Tensor:
     return theta ** (-pairs / size)
 
 
-class NoScalingSpec(RopeScalingSpec, kind="none"):
+class NoScalingSpec(RopeScalingSpec, kind="none", caption=""):
     """ω_i = θ^(−2i/d)"""
-
-    title = ""
 
 
 class LinearScalingSpec(RopeScalingSpec, kind="linear"):
@@ -200,13 +198,11 @@ class LongRopeScalingSpec(RopeScalingSpec, kind="longrope"):
         return formula if self.attention_factor is None else self.attention_factor
 
 
-class RopeSpec(PositionSpec, kind="rope"):
+class RopeSpec(PositionSpec, kind="rope", caption="RoPE"):
     """⟨R_m q, R_n k⟩ with R_t rotating pair i by t·θ^(−2i/d), which depends on m − n only
 
     Su et al. 2021, arXiv 2104.09864. `interleaved` pairs neighbours (2i, 2i+1); `halves` pairs (i, i + d/2).
     """
-
-    title = "RoPE"
 
     mechanism: ClassVar[Mechanism] = "rotate"
     needs: ClassVar[frozenset[str]] = frozenset({"query", "key"})
@@ -232,20 +228,20 @@ class RopeSpec(PositionSpec, kind="rope"):
             return super().beyond_training
         return f"the {self.scaling.kind} scaling of rope is made for that"
 
-    def rotated_size(self, head_size: int) -> int:
-        size = int(head_size * self.fraction)
+    def rotated_size(self, head_dim: int) -> int:
+        size = int(head_dim * self.fraction)
         if size % 2:
-            size = int(head_size * self.fraction + 1e-6)  # in floating point, 100 · (58 / 100) is below 58
+            size = int(head_dim * self.fraction + 1e-6)  # in floating point, 100 · (58 / 100) is below 58
         if size < 2 or size % 2:
             raise IncompatibleError(
-                f"{self.fraction} of a head of {head_size} is {size} coordinates, expected an even number, as RoPE "
+                f"{self.fraction} of a head of {head_dim} is {size} coordinates, expected an even number, as RoPE "
                 f"rotates pairs"
             )
         self.scaling.check(size)
         return size
 
-    def build(self, heads: int, head_size: int) -> AttentionPosition:
-        return Rope(self, self.rotated_size(head_size))
+    def build(self, heads: int, head_dim: int) -> AttentionPosition:
+        return Rope(self, self.rotated_size(head_dim))
 
 
 CosSin = tuple[Tensor, Tensor]  # cos and sin of every angle, (B or 1)×1×L×pairs

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,83 +37,95 @@ WeightIndices = tuple[Tensor, Tensor, Tensor]  # batch, query and key indices of
 Span = tuple[slice, slice]  # queries, and the keys they can attend to
 
 
-def entropy(
-    core: Core, q: Tensor, k: Tensor, *, mask: Mask, positions: Positions, bias: Tensor | None = None
-) -> Tensor:
-    """−Σ_j α_ij ln α_ij of every row, B×H×L, with 0·ln 0 = 0, of the weights before dropout."""
-    if is_fusable(core, q, bias):
-        return fused(Entropy(), core, q, k, mask, positions)
+@dataclass(frozen=True)
+class AttentionCall:
+    """The inputs of one attention call. Its statistics are those of the weights before dropout."""
 
-    def measure(weights: Tensor, rows: slice, columns: slice) -> Tensor:
-        surprisal = -torch.where(weights > 0, weights, 1.0).log()
-        return (weights * surprisal).sum(-1)
+    name: str  # 'decoder.layers.3.attention', 'decoder.layers.3.cross'
+    core: Core
+    query: Tensor
+    key: Tensor
+    mask: Mask
+    positions: Positions
+    bias: Tensor | None = None
 
-    return explicit_blocks(core, q, k, mask, positions, bias, measure, dim=2)
+    @cached_property
+    def entropy(self) -> Tensor:
+        """−Σ_j α_ij ln α_ij of every row, B×H×L, with 0·ln 0 = 0, computed without the attention matrix."""
+        if self.is_fusable:
+            return self.fused(Entropy())
 
+        def measure(weights: Tensor, rows: slice, columns: slice) -> Tensor:
+            surprisal = -torch.where(weights > 0, weights, 1.0).log()
+            return (weights * surprisal).sum(-1)
 
-def squared_distance(
-    core: Core, q: Tensor, k: Tensor, *, mask: Mask, positions: Positions, bias: Tensor | None = None
-) -> Tensor:
-    """Σ_j α_ij (i − j)² of every row, B×H×L, with i and j the positions; 0 for a query without visible keys."""
-    if is_fusable(core, q, bias) and k.shape[-1] >= SquaredDistance.COLUMNS:
-        return fused(SquaredDistance(), core, q, k, mask, positions)
+        return self.explicit(measure, dim=2)
 
-    def measure(weights: Tensor, rows: slice, columns: slice) -> Tensor:
-        offsets = block_arguments(rows, columns, k=k, positions=positions, bias=None)["positions"].offsets()
-        return (weights * offsets.square()[:, None]).sum(-1)
+    @cached_property
+    def squared_distance(self) -> Tensor:
+        """Σ_j α_ij (i − j)² of every row, B×H×L, with i and j the positions, computed without the attention matrix.
 
-    return explicit_blocks(core, q, k, mask, positions, bias, measure, dim=2)
+        It is 0 for a query without visible keys.
+        """
+        if self.is_fusable and self.key.shape[-1] >= SquaredDistance.COLUMNS:
+            return self.fused(SquaredDistance())
+        i, j = self.positions.query, self.positions.key
 
+        def measure(weights: Tensor, rows: slice, columns: slice) -> Tensor:
+            offsets = j[:, None, columns] - i[:, rows, None]
+            return (weights * offsets.square()[:, None]).sum(-1)
 
-def log_weights(
-    core: Core, q: Tensor, k: Tensor, indices: WeightIndices, *, mask: Mask, positions: Positions,
-    bias: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """ln α at N indices, H×N, before dropout. Each index must be a key that its query may attend to.
+        return self.explicit(measure, dim=2)
 
-    Fused attention computes s·q_i·k_j − lse_i. Explicit attention computes the logarithm of the weight, and of the
-    smallest positive number for a weight of 0.
-    """
-    order = indices[1].argsort(stable=True)  # by query, as the blocks are
-    row, query, key = (index[order] for index in indices)
-    if isinstance(core, InnerProduct) and is_fusable(core, q, bias):
-        lse = fused(LogSumExp(), core, q, k, mask, positions)
-        q_NHK, k_NHK = core.query_transform(q)[row, :, query], repeat_kv(k, q)[row, :, key]
-        logs = ((q_NHK * k_NHK).sum(-1) * core.scale - lse[row, :, query]).mT
-        return logs[:, order.argsort()]
+    def log_weights(self, indices: WeightIndices) -> Tensor:
+        """ln α at N indices, H×N, computed without the attention matrix.
 
-    def measure(weights: Tensor, rows: slice, columns: slice) -> Tensor:
-        inside = (query >= rows.start) & (query < rows.stop)
-        weights_NH = weights[row[inside], :, query[inside] - rows.start, key[inside] - columns.start]
-        return weights_NH.clamp(min=torch.finfo(weights_NH.dtype).tiny).log().mT
+        Each index must be a key that its query may attend to. Fused attention computes s·q_i·k_j − lse_i. Explicit
+        attention computes the logarithm of the weight, and of the smallest positive number for a weight of 0.
+        """
+        order = indices[1].argsort(stable=True)  # by query, as the blocks are
+        row, query, key = (index[order] for index in indices)
+        if isinstance(self.core, InnerProduct) and self.is_fusable:
+            lse = self.fused(LogSumExp())
+            q_NHK = self.core.query_transform(self.query)[row, :, query]
+            k_NHK = repeat_kv(self.key, self.query)[row, :, key]
+            logs = ((q_NHK * k_NHK).sum(-1) * self.core.scale - lse[row, :, query]).mT
+            return logs[:, order.argsort()]
 
-    return explicit_blocks(core, q, k, mask, positions, bias, measure, dim=1)[:, order.argsort()]
+        def measure(weights: Tensor, rows: slice, columns: slice) -> Tensor:
+            inside = (query >= rows.start) & (query < rows.stop)
+            weights_NH = weights[row[inside], :, query[inside] - rows.start, key[inside] - columns.start]
+            return weights_NH.clamp(min=torch.finfo(weights_NH.dtype).tiny).log().mT
 
+        return self.explicit(measure, dim=1)[:, order.argsort()]
 
-def is_fusable(core: Core, q: Tensor, bias: Tensor | None) -> bool:
-    """Whether fused attention can be used, which needs inner products without a bias and a kernel that returns lse."""
-    return isinstance(core, InnerProduct) and bias is None and q.device.type == "cpu"
+    @property
+    def is_fusable(self) -> bool:
+        """Whether fused attention can be used: inner products without a bias, and a kernel that returns lse."""
+        return isinstance(self.core, InnerProduct) and self.bias is None and self.query.device.type == "cpu"
 
+    def fused(self, statistic: Statistic) -> Tensor:
+        """A statistic of every row, B×H×L, in at least float32, as half precision cannot represent j²."""
+        assert isinstance(self.core, InnerProduct)
+        q, k = self.core.query_transform(self.query), self.key
+        q, k = q.to(at_least_float32(q)), k.to(at_least_float32(k))
+        return FusedStatistic.apply(q, k, statistic, self.mask, self.positions, self.core.scale)  # type: ignore[no-untyped-call]
 
-# ------------------------------------------------------------------------------------------------- explicit attention
+    def explicit(self, measure: Callable[[Tensor, slice, slice], Tensor], *, dim: int) -> Tensor:
+        """Applies `measure` to the weights in blocks of rows, and concatenates. The backward computes them again."""
+        # the graph of the result holds `block` and `measure`, which must not hold the call: it caches the result
+        core, q, k, mask, positions = self.core, self.query, self.key, self.mask, self.positions
 
+        def block(q_rows: Tensor, k: Tensor, bias: Tensor | None, rows: slice, columns: slice) -> Tensor:
+            arguments = block_arguments(rows, columns, k=k, positions=positions, bias=bias)
+            weights = core.weights(q_rows, mask=mask.submask(rows, columns), **arguments)
+            return measure(weights.to(at_least_float32(weights)), rows, columns)
 
-def explicit_blocks(
-    core: Core, q: Tensor, k: Tensor, mask: Mask, positions: Positions, bias: Tensor | None,
-    measure: Callable[[Tensor, slice, slice], Tensor], *, dim: int,
-) -> Tensor:  # fmt: skip
-    """Applies `measure` to the weights in blocks of rows, and concatenates. The backward computes the blocks again."""
-
-    def block(q_rows: Tensor, k: Tensor, bias: Tensor | None, rows: slice, columns: slice) -> Tensor:
-        arguments = block_arguments(rows, columns, k=k, positions=positions, bias=bias)
-        weights = core.weights(q_rows, mask=mask.submask(rows, columns), **arguments)
-        return measure(weights.to(at_least_float32(weights)), rows, columns)
-
-    blocks = [
-        checkpoint(block, q[:, :, rows], k, bias, rows, columns, use_reentrant=False, preserve_rng_state=False)
-        for rows, columns in spans_of(Core.blocks(core, q, k, mask), mask)
-    ]
-    return torch.cat(blocks, dim=dim)
+        blocks = [
+            checkpoint(block, q[:, :, rows], k, self.bias, rows, columns, use_reentrant=False, preserve_rng_state=False)
+            for rows, columns in spans_of(Core.blocks(core, q, k, mask), mask)
+        ]
+        return torch.cat(blocks, dim=dim)
 
 
 def spans_of(blocks: list[tuple[slice, slice, Mask]], mask: Mask) -> list[Span]:
@@ -128,14 +141,6 @@ def at_least_float32(x: Tensor) -> torch.dtype:
 
 
 # ---------------------------------------------------------------------------------------------------- fused attention
-
-
-def fused(statistic: Statistic, core: Core, q: Tensor, k: Tensor, mask: Mask, positions: Positions) -> Tensor:
-    """A statistic of every row, B×H×L, in at least float32, as half precision cannot represent j²."""
-    assert isinstance(core, InnerProduct)
-    q = core.query_transform(q)
-    q, k = q.to(at_least_float32(q)), k.to(at_least_float32(k))
-    return FusedStatistic.apply(q, k, statistic, mask, positions, core.scale)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,11 @@ class SynthesizerSpec(CoreSpec):
         return self.length
 
 
-class DenseSynthesizerSpec(SynthesizerSpec, kind="synthesizer-dense"):
+class DenseSynthesizerSpec(SynthesizerSpec, kind="synthesizer-dense", caption="dense Synthesizer"):
     """softmax(ReLU(XA + b₁) B + b₂) v, which predicts the weights of each token from the token alone
 
     Tay et al. 2021, arXiv 2005.00743. XA + b₁ is the query projection; each head has its own B and b₂.
     """
-
-    title = "dense Synthesizer"
 
     def build(self, heads: int, query_size: int, key_size: int) -> Core:
         return DenseSynthesizer(self, heads, query_size)
@@ -54,13 +52,11 @@ class DenseSynthesizer(Core):
         return by_position.gather(-1, positions.key[:, None, None].expand(*q_BHLK.shape[:3], -1))
 
 
-class RandomSynthesizerSpec(SynthesizerSpec, kind="synthesizer-random"):
+class RandomSynthesizerSpec(SynthesizerSpec, kind="synthesizer-random", caption="random Synthesizer"):
     """softmax(R) v, with R a learned H×T×T table, so that the weights depend on the positions alone
 
     Tay et al. 2021, arXiv 2005.00743.
     """
-
-    title = "random Synthesizer"
 
     query_source: ClassVar[Literal["head", "memory", "none"]] = "none"
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import InputError, InputLengthError, OutOfMemoryError, UnsupportedError
-from manyheads.files.tokenizer import encode_texts
+from manyheads.files.tokenizer import all_special_ids, encode_texts
 from manyheads.generate.generator import start_token
 from manyheads.inspect.edit import ablate, edit
 from manyheads.model.recording import Tape, record
@@ -99,7 +99,7 @@ def text_of_ids(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
     """The tokens of ids, with words as their names begin: with Ġ, ▁ or a space, or not with ##."""
     if checkpoint.tokenizer is None:
         return text_of_numbers(checkpoint, ids)
-    special_ids = special_tokens(checkpoint)
+    special_ids = all_special_ids(checkpoint.tokenizer)
     names = [str(checkpoint.tokenizer.id_to_token(token)) for token in ids]
     special = [token in special_ids for token in ids]
     spaced = any(name.startswith(WORD_STARTS) for name in names)
@@ -111,11 +111,6 @@ def text_of_ids(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
         words.append(number)
     tokens = [name if special[i] else checkpoint.text_generator.token_name(ids[i]) for i, name in enumerate(names)]
     return Text(tokens, list(ids), special, words)
-
-
-def special_tokens(checkpoint: Checkpoint) -> set[int]:
-    decoder: dict[int, Any] = getattr(checkpoint.tokenizer, "get_added_tokens_decoder", dict)()
-    return {index for index, token in decoder.items() if token.special}
 
 
 def text_of_numbers(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
@@ -239,9 +234,8 @@ def check_size(checkpoint: Checkpoint, texts: dict[str, Text], max_bytes: int) -
     spec, needed_bytes = checkpoint.spec, 0
     for stack in (spec.encoder, spec.decoder):
         if stack is not None:
-            needed_bytes += (
-                stack.layers * stack.width * 4 * (1 + bool(stack.cross)) * length * 4
-            )  # q, k, v and the output
+            # q, k, v and the output
+            needed_bytes += stack.layers * stack.width * 4 * (1 + bool(stack.cross)) * length * 4
     if needed_bytes > max_bytes:
         raise OutOfMemoryError(
             f"the attention of {length:,} tokens takes {needed_bytes / 2**30:.1f} GiB; "

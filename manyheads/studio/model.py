@@ -182,11 +182,11 @@ def control(value: Any, types: tuple[Any, ...], path: str) -> Tree:
                 "type": "part",
                 "slot": annotation.slot,
                 "kind": kind,
-                "formula": value.formula() if kind else "",
+                "formula": value.summary() if kind else "",
                 "fields": fields,
             }
         if is_table(annotation):
-            return {"type": "table", "formula": annotation.formula(), "fields": fields}
+            return {"type": "table", "formula": annotation.summary(), "fields": fields}
     if bool in types:
         return {"type": "switch"}
     if all(isinstance(choice, str) for choice in types):  # the arguments of a Literal

@@ -177,7 +177,7 @@ class RunFileDraft:
             yield from task.suggest_stacks(suggestion)
         elif self.initial.head:
             yield "model", [("head", self.initial.head, "the rest of the model is the checkpoint's")]
-        yield "task", [("kind", task.kind, task.formula()), *task.suggest_task(suggestion)]
+        yield "task", [("kind", task.kind, task.summary()), *task.suggest_task(suggestion)]
         yield "optim", self.optim()
         yield "train", self.train()
 

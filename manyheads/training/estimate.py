@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
 import torch
 
-from manyheads.model.builder import Model, resolve_device
+from manyheads.model.builder import Model, num_threads, resolve_device
 from manyheads.spec import Tree, to_tree
 from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchStream
@@ -141,17 +140,6 @@ def measure_speed(
         validate(model, replace(run, spec=run.spec.replace(train=run.spec.train.replace(eval_rows=rows))))
     evaluation = (time.perf_counter() - start) * all_rows / rows
     return SpeedEstimate(step=step, evaluation=evaluation, timed_steps=len(steps_by_threads[fastest]))
-
-
-@contextmanager
-def num_threads(count: int) -> Iterator[None]:
-    """Computes with this many threads inside the block."""
-    old_count = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(old_count)
 
 
 def typical_seconds(steps: Sequence[Step]) -> float:

@@ -167,9 +167,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__([{"params": matrices}], {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self.other_optimizer = other_optimizer
         self.other_optimizer.state = self.state
-        self.param_groups += (
-            other_optimizer.param_groups
-        )  # the same objects, so that a learning rate set here holds there
+        # the same objects, so that a learning rate set here holds there
+        self.param_groups += other_optimizer.param_groups
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -26,7 +26,7 @@ from manyheads.data.tokenized import (
 )
 from manyheads.data.tokenizer import TokenizerSpec, special_ids
 from manyheads.errors import CheckpointTokenizerError, IncompatibleError, OutOfRangeError, TokenizerError
-from manyheads.files.tokenizer import encode_texts
+from manyheads.files.tokenizer import all_special_ids, copy_tokenizer, encode_texts
 from manyheads.model.builder import Model, build
 from manyheads.model.spec import ModelSpec, StackSpec, read_model
 from manyheads.model.transformer import Transformer
@@ -221,9 +221,7 @@ def prepare_attention_targets(
 
 def checkpoint_tokenizer(initial: Checkpoint, spec: TokenizerSpec, texts: Iterable[str]) -> Any:
     """Returns the checkpoint's tokenizer without truncation; raises if the run describes a different one."""
-    from tokenizers import Tokenizer
-
-    initial_tokenizer = Tokenizer.from_str(initial.tokenizer.to_str()) if hasattr(initial.tokenizer, "to_str") else None
+    initial_tokenizer = copy_tokenizer(initial.tokenizer) if hasattr(initial.tokenizer, "to_str") else None
     if initial_tokenizer is not None:
         initial_tokenizer.no_truncation()  # drop the truncation that the earlier run saved
     if spec.from_checkpoint:
@@ -294,8 +292,7 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
     bos = next((token_id for token_id in (bos, pad, eos) if token_id is not None), None)
     if bos is None or eos is None:
         raise TokenizerError("this tokenizer has no token that begins or ends a text")
-    special_token_ids = {i for i in (pad, bos, eos, unk, mask) if i is not None}
-    special_token_ids |= {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    special_token_ids = {i for i in (pad, bos, eos, unk, mask) if i is not None} | all_special_ids(tokenizer)
     is_native = checkpoint is None or checkpoint.tokenizer is None or has_native_tokenizer(checkpoint)
     return SpecialTokens(
         pad=eos if pad is None else pad,

@@ -30,6 +30,7 @@ from manyheads.errors import (
 from manyheads.files.manifest import MANIFEST, OPTIMIZER, TRAINER, verify_manifest
 from manyheads.files.read import MAX_CONFIG_BYTES, read_bytes, read_json, read_json_or_empty, sha256
 from manyheads.files.tensors import SafetensorsFile
+from manyheads.files.tokenizer import copy_tokenizer
 from manyheads.files.write import free_bytes, fsync_path, write_atomic
 from manyheads.model.builder import Model, build_meta
 from manyheads.spec import Tree, quote, shorten, to_toml, to_tree
@@ -318,9 +319,9 @@ def saved_tokenizer(run: PreparedRun) -> Any:
     """Returns the tokenizer of checkpoints, which adds the task's special tokens and truncates as the run does."""
     if run.tokenizer is None:
         return None
-    from tokenizers import Tokenizer, processors
+    from tokenizers import processors
 
-    tokenizer = Tokenizer.from_str(run.tokenizer.to_str())
+    tokenizer = copy_tokenizer(run.tokenizer)
     if run.special_tokens.prefix_suffix_ids is None:
         special_tokens = [("<s>", run.special_tokens.bos), ("</s>", run.special_tokens.eos)]
         tokenizer.post_processor = processors.TemplateProcessing(

@@ -300,7 +300,7 @@ except RuntimeError:
 def test_every_kind_of_data_and_tokenizer_is_documented_and_can_be_written_and_read_again():
     for slot in ("data", "tokenizer"):
         for kind, part in SLOTS[slot].kinds.items():
-            assert part.formula() != "no formula given", kind
+            assert part.summary() != "no formula given", kind
             assert all(field.description for field in part.model_fields.values()), kind
             spec = parse(part, {"path": "x"} if "path" in part.model_fields else {})
             assert parse(part, {name: value for name, value in to_tree(spec).items() if name != "kind"}) == spec

@@ -135,7 +135,7 @@ def test_every_processor_has_a_test_and_a_formula():
     tested |= {"forced-prefix-text"}  # in test_laws.py
     assert tested == set(processor_kinds())
     for kind in processor_kinds().values():
-        assert kind.formula() != "no formula given"
+        assert kind.summary() != "no formula given"
         assert all(field.description for field in kind.model_fields.values())
         name, off = kind.selector()
         for value in (off, *([[]] if off == () else [])):

@@ -111,7 +111,7 @@ def titles_of(spec):
     parts = [spec.head, *own, *(item.embed for item in stacks)]
     for layer in (layer for item in stacks for layer in item.expanded_layers()):
         parts += [getattr(layer, slot) for slot in LAYER_SLOTS]
-    return {part.title for part in parts}
+    return {part.caption for part in parts}
 
 
 # ---------------------------------------------------------------------------------------------------- all drawings

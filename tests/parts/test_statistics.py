@@ -61,8 +61,13 @@ def core_and_inputs(choice, heads=4, groups=2, size=5):
     return core, q, k
 
 
+def attention_call(*args, **arguments):
+    return statistics.AttentionCall("attention", *args, **arguments)
+
+
 def entropy_and_distance(*args, **arguments):
-    return statistics.entropy(*args, **arguments), statistics.squared_distance(*args, **arguments)
+    call = attention_call(*args, **arguments)
+    return call.entropy, call.squared_distance
 
 
 def gradients(loss, *tensors, retain_graph=False):
@@ -108,7 +113,7 @@ def test_single_log_weights_of_every_core_are_those_of_its_weights(choice, block
     core, q, k = core_and_inputs(choice)
     arguments = context({"causal": True})
     row, query, key = torch.tensor([[1, 9, 9], [0, 3, 0], [1, 2, 2], [0, 11, 5]]).T
-    ours = statistics.log_weights(core, q, core.key_transform(k), (row, query, key), **arguments)
+    ours = attention_call(core, q, core.key_transform(k), **arguments).log_weights((row, query, key))
     expected = core.weights(q, core.key_transform(k), **arguments)[row, :, query, key].log().T
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
     leaves, by = [q, k, *core.parameters()], torch.randn(4, 4, dtype=torch.float64)
@@ -134,7 +139,7 @@ def test_gradients_are_finite_differences(mask, statistic):
     arguments = context(MASKS[mask])
 
     def measure(q, k):
-        return statistics.fused(statistic(), core, q, k, arguments["mask"], arguments["positions"])
+        return attention_call(core, q, k, **arguments).fused(statistic())
 
     assert torch.autograd.gradcheck(measure, (q, k), fast_mode=True)
 
@@ -152,11 +157,11 @@ def test_in_float32_a_distance_far_from_zero_is_still_exact():
     angle = torch.arange(length) * 0.37
     q = torch.stack((angle.cos(), angle.sin()), dim=-1)[None, None] * 3.0  # near and far keys have similar weights
     window, causal = causal_context(length, window=9), causal_context(length)
-    single = statistics.squared_distance(core, q, q, **window)
-    double = statistics.squared_distance(core.double(), q.double(), q.double(), **window)
+    single = attention_call(core, q, q, **window).squared_distance
+    double = attention_call(core.double(), q.double(), q.double(), **window).squared_distance
     assert float((single - double).abs().max()) < 1e-3
     sharp = 40 * q  # nearly all weight on the query's own position
-    single, double = (statistics.squared_distance(core, x, x, **causal) for x in (sharp, sharp.double()))
+    single, double = (attention_call(core, x, x, **causal).squared_distance for x in (sharp, sharp.double()))
     assert float(((single - double).abs() / (1 + double)).max()) < 0.1
 
 

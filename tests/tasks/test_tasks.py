@@ -466,7 +466,7 @@ def test_the_validation_set_is_scored(kind):
 
 def test_every_task_has_a_formula_shapes_and_described_fields():
     for kind, spec in TaskSpec.kinds.items():
-        assert spec.formula() != "no formula given", kind
+        assert spec.summary() != "no formula given", kind
         assert set(spec.architectures) <= {"encoder", "decoder", "encoder-decoder", "recurrent", "ngram"}
         assert all(field.description for field in spec.model_fields.values()), kind
         assert spec().kind == kind, "a task is used by its name alone, so every field has a default"

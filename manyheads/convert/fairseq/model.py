@@ -138,9 +138,6 @@ class FairseqTokenizer:
     def get_vocab_size(self, *, with_added_tokens: bool = True) -> int:
         return len(self.ids)
 
-    def get_added_tokens_decoder(self) -> dict[int, Any]:
-        return {}
-
 
 def read_fairseq_tokenizer(folder: Path, config: Tree) -> FairseqTokenizer | None:
     """The tokenizer from the merges and dictionaries in data/, which are told apart by size; None if it is missing."""

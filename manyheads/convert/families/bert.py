@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key, fixed
 from manyheads.convert.families import HEADLESS, Architecture, Family
 from manyheads.convert.keys import FirstOf, Labels, activation, sizes
@@ -125,11 +123,10 @@ ROBERTA_LENGTH = Key(
 ROBERTA_HEAD = masked_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias", "lm_head.decoder")
 
 
-@dataclass(frozen=True)
 class TaskTypes:
     """The number of task types; 0 without task type embeddings."""
 
-    keys: tuple[str, ...] = ("use_task_id", "task_type_vocab_size")
+    keys = ("use_task_id", "task_type_vocab_size")
 
     def read(self, config: Config) -> Fields:
         count = config.get("task_type_vocab_size", 3) if config.get("use_task_id", False) else 0

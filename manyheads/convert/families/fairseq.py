@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.convert.config import Config, Fields, Fixed, GetField, Key
 from manyheads.convert.families import Architecture, Family
 from manyheads.convert.families.marian import DROPOUT, LAYERS
@@ -15,11 +13,10 @@ from manyheads.spec import Tree, quote
 STACKS = ("encoder", "decoder")
 
 
-@dataclass(frozen=True)
 class Sinusoids:
     """The widths, and frequencies θ^(−i/(h−1)) for h waves, which equal θ′^(−i/h) of the paper with a higher θ′."""
 
-    keys: tuple[str, ...] = ("encoder_embed_dim", "decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")
+    keys = ("encoder_embed_dim", "decoder_embed_dim", "decoder_input_dim", "decoder_output_dim")
 
     def read(self, config: Config) -> Fields:
         fields: Fields = {}

@@ -62,7 +62,7 @@ class Rotation:
     )  # fmt: skip
 
     def read(self, config: Config) -> Fields:
-        size = head_size(config)
+        size = head_dim(config)
         rotated = number(config.get("rope.dimension_count", size), "rope.dimension_count")
         if rotated != size and not self.partial:
             raise CheckpointConfigError(
@@ -140,7 +140,7 @@ def resolve_sizes(spec: ModelSpec) -> ModelSpec:
     if stack is None or spec.encoder is not None:
         raise ExportError(f"GGUF export needs a decoder-only model; this one is {spec.architecture}")
     attention, position = stack.attention, stack.position
-    size = attention.head_size(stack.width)
+    size = attention.head_dim(stack.width)
     if isinstance(position, RopeSpec):
         position = position.replace(scaling=resolve_scaling(position, size))
     parts = {
@@ -181,7 +181,7 @@ def shortest_float32(value: float) -> float:
     return float(str(numpy.float32(value)))
 
 
-def head_size(config: Config, *, key_length: bool = True) -> int:
+def head_dim(config: Config, *, key_length: bool = True) -> int:
     """The size of a head, which is `key_length` if present, else width / heads."""
     width, heads = (number(config.get(key), key) for key in ("embedding_length", "attention.head_count"))
     size, value = width // max(heads, 1), config.get("attention.key_length")
@@ -199,7 +199,7 @@ class HeadSize:
     keys: tuple[str, ...] = ("attention.key_length", "attention.value_length")
 
     def read(self, config: Config) -> Fields:
-        size, share = head_size(config), head_size(config, key_length=False)
+        size, share = head_dim(config), head_dim(config, key_length=False)
         values = config.get("attention.value_length")
         if values not in (None, size):
             raise CheckpointConfigError(f"keys of size {size} with values of size {quote(values)} are not supported")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key, fixed, require
 from manyheads.convert.families import Family, decoder_architectures
 from manyheads.convert.keys import Choice, activation
@@ -37,11 +35,10 @@ NORMS = {"residual.norms.0": "ln_1", "residual.norms.1": "ln_2"}
 MATRICES = {"attention.output": "attn.c_proj", "feedforward.up": "mlp.c_fc", "feedforward.down": "mlp.c_proj"}
 
 
-@dataclass(frozen=True)
 class RotaryDim:
     """The number of rotated coordinates per head, which a description holds as a fraction of the head."""
 
-    keys: tuple[str, ...] = ("rotary_dim",)
+    keys = ("rotary_dim",)
 
     def read(self, config: Config) -> Fields:
         width, heads, rotated = (config.get(key, 64) for key in ("n_embd", "n_head", "rotary_dim"))

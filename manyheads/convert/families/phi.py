@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from manyheads.convert.config import Config, ConfigRow, Fields, GetField, Key
 from manyheads.convert.families import Family, decoder_architectures
 from manyheads.convert.families.llama import INV_FREQ
@@ -12,11 +10,10 @@ from manyheads.convert.weights import renames
 from manyheads.spec import Tree
 
 
-@dataclass(frozen=True)
 class QueryKeyNorm:
     """Whether queries and keys have norms, whose ε is that of the other norms."""
 
-    keys: tuple[str, ...] = ("qk_layernorm", "layer_norm_eps")
+    keys = ("qk_layernorm", "layer_norm_eps")
 
     def read(self, config: Config) -> Fields:
         norm = {"kind": "layer", "eps": config.get("layer_norm_eps", 1e-5)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from manyheads.convert.config import Config, Fields, GetField, Key, fixed
 from manyheads.convert.families import Architecture, Family
@@ -14,11 +13,10 @@ from manyheads.model.spec import ModelSpec
 from manyheads.spec import Tree, quote
 
 
-@dataclass(frozen=True)
 class FeedForward:
     """The activation and whether the MLP is gated, from values such as "relu" and "gated-gelu"."""
 
-    keys: tuple[str, ...] = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
+    keys = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
 
     def read(self, config: Config) -> Fields:
         value = config.get("feed_forward_proj", "relu")
@@ -41,11 +39,10 @@ class FeedForward:
         return {"feed_forward_proj": value, "dense_act_fn": name, "is_gated_act": gated}
 
 
-@dataclass(frozen=True)
 class TiedHead:
     """Whether the head is tied, with its input scaled by 1/√D (version 1.0), or has its own matrix (version 1.1)."""
 
-    keys: tuple[str, ...] = ("tie_word_embeddings", "scale_decoder_outputs")
+    keys = ("tie_word_embeddings", "scale_decoder_outputs")
 
     def read(self, config: Config) -> Fields:
         if not config.get("tie_word_embeddings", True):
@@ -80,9 +77,8 @@ def weights(spec: ModelSpec) -> Rows:
     rows: Rows = (
         *renames({"encoder.embed.table": "shared"}),
         *renames(PROJECTIONS, "decoder.layers.*.cross.", "decoder.block.*.layer.1.EncDecAttention."),
-        Ignored(
-            "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-        ),  # in the first published checkpoints
+        # in the first published checkpoints
+        Ignored("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
     )
     for stack, sublayers in (("encoder", 2), ("decoder", 3)):
         prefix, tensor_prefix = f"{stack}.layers.*.", f"{stack}.block.*.layer."

@@ -75,9 +75,8 @@ class GgufFile(TensorStore):
 
     def __init__(self, path: Path) -> None:
         self.path, self.metadata = path, dict[str, Any]()
-        self.entries = dict[
-            str, tuple[int, int]
-        ]()  # the number of the quantization type, and the offset of the first byte
+        # the number of the quantization type, and the offset of the first byte
+        self.entries = dict[str, tuple[int, int]]()
         self.shapes = dict[str, Shape]()
         with open_regular(path) as file:
             header = HeaderReader(path, file)
