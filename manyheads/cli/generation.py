@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from manyheads.cli.console import check_exists, integer
+from manyheads.cli import console
 from manyheads.errors import FileAccessError, GenerationConfigError, UsageError
 
 MaxNewTokens = Annotated[
     int | None,
     typer.Option(
-        parser=integer,
+        parser=console.integer,
         metavar="N",
         help="Maximum tokens to generate [default: the checkpoint's, or 64; 512 in a chat].",
     ),
@@ -23,7 +23,9 @@ MaxNewTokens = Annotated[
 Temperature = Annotated[
     float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: the checkpoint's].")
 ]
-TopK = Annotated[int | None, typer.Option(parser=integer, metavar="K", help="Sample from the K most probable tokens.")]
+TopK = Annotated[
+    int | None, typer.Option(parser=console.integer, metavar="K", help="Sample from the K most probable tokens.")
+]
 TopP = Annotated[float | None, typer.Option(metavar="P", help="Sample from the most probable tokens that sum to P.")]
 RepetitionPenalty = Annotated[
     float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
@@ -41,7 +43,9 @@ OtherSettings = Annotated[
         help="Any other setting of 'manyheads show decoding' and 'manyheads show filter', such as min_p=0.1.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(parser=integer, metavar="N", help="Random seed for sampling [default: 0].")]
+Seed = Annotated[
+    int | None, typer.Option(parser=console.integer, metavar="N", help="Random seed for sampling [default: 0].")
+]
 System = Annotated[
     str | None, typer.Option("--system", metavar="TEXT", help="The system prompt, which says how to answer.")
 ]
@@ -93,7 +97,7 @@ def read_schema(value: str) -> str:
     if value.lstrip()[:1] in ("", "{", "[", '"') or value.strip() in ("true", "false"):
         return value
     path = Path(value)
-    check_exists(path)
+    console.check_exists(path)
     try:
         return decode(read_bytes(path, MAX_BYTES, error=GenerationConfigError), path, error=GenerationConfigError)
     except OSError as error:

@@ -8,21 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import (
-    AsJson,
-    CheckpointPath,
-    Device,
-    Parts,
-    Progress,
-    app,
-    check_exists,
-    integer,
-    load_checkpoint,
-    new_table,
-    print_json,
-    print_note,
-    stdout,
-)
+from manyheads.cli import console
 from manyheads.errors import EmptyDataError, InputLengthError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +22,7 @@ MIN_COUNT = 10
 def check_file(file: Path) -> Path:
     from manyheads.data.records import has_suffix
 
-    check_exists(file)
+    console.check_exists(file)
     if not has_suffix(file, ".conllu", ".txt"):
         raise UsageError(f"{file} is neither a .conllu nor a .txt file, which may be gzipped")
     return file
@@ -45,7 +31,7 @@ def check_file(file: Path) -> Path:
 class Rows:
     """The rows of a file that the model can read whole, counted, with progress."""
 
-    def __init__(self, checkpoint: Checkpoint, rows: Sequence[Sequence[Any]], progress: Progress) -> None:
+    def __init__(self, checkpoint: Checkpoint, rows: Sequence[Sequence[Any]], progress: console.Progress) -> None:
         self.checkpoint, self.rows, self.progress, self.too_long = checkpoint, rows, progress, 0
 
     def __iter__(self) -> Iterator[tuple[list[int], Sequence[Any]]]:
@@ -60,20 +46,22 @@ class Rows:
         return {"rows": len(self.rows), "too_long": self.too_long}
 
 
-@app.command()
+@console.app.command()
 def heads(
-    path: CheckpointPath,
+    path: console.CheckpointPath,
     file: Annotated[Path, typer.Argument(metavar="FILE", callback=check_file, help="A .conllu or .txt file.")],
     min_count: Annotated[
         int | None,
-        typer.Option(parser=integer, metavar="N", help=f"Links of a relation that is shown [default: {MIN_COUNT}]."),
+        typer.Option(
+            parser=console.integer, metavar="N", help=f"Links of a relation that is shown [default: {MIN_COUNT}]."
+        ),
     ] = None,
     max_rows: Annotated[
-        int | None, typer.Option(parser=integer, metavar="N", help="Read only the first N sentences or lines.")
+        int | None, typer.Option(parser=console.integer, metavar="N", help="Read only the first N sentences or lines.")
     ] = None,
-    device: Device = "auto",
-    parts: Parts = None,
-    as_json: AsJson = False,
+    device: console.Device = "auto",
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Find the heads that follow grammatical relations or fixed patterns.
 
@@ -93,15 +81,15 @@ def heads(
     for option, number in (("--min-count", min_count), ("--max-rows", max_rows)):
         if number is not None and number < 1:
             raise UsageError(f"{option} is {number}, expected 1 or more")
-    with Progress(f"loading {path}") as progress:
-        checkpoint = load_checkpoint(path, device)
+    with console.Progress(f"loading {path}") as progress:
+        checkpoint = console.load_checkpoint(path, device)
         rows = Rows(checkpoint, (read_trees(file) if is_tree else read_lines(file))[:max_rows], progress)
         if is_tree:
             relations = find_relations(rows, MIN_COUNT if min_count is None else min_count)
         else:
             patterns = find_patterns(rows)
     if rows.too_long:
-        print_note(f"{rows.too_long:,} of {len(rows.rows):,} rows are too long for the model, and left out")
+        console.print_note(f"{rows.too_long:,} of {len(rows.rows):,} rows are too long for the model, and left out")
     if is_tree:
         print_relations(relations, rows, as_json=as_json)
     else:
@@ -137,18 +125,18 @@ def print_relations(found: Sequence[RelationHead], rows: Rows, *, as_json: bool)
 
     if as_json:
         relations = [asdict(relation) | {"is_better": relation.is_better} for relation in found]
-        print_json({"schema": 1} | rows.counts() | {"relations": relations})
+        console.print_json({"schema": 1} | rows.counts() | {"relations": relations})
         return
-    table = new_table(["relation", "best head"], ["links", "accuracy", "best offset", "its accuracy", ""])
+    table = console.new_table(["relation", "best head"], ["links", "accuracy", "best offset", "its accuracy", ""])
     for relation in found:
         table.add_row(
             relation.relation, f"{relation.attention}, head {relation.head}" if relation.attention else "none",
             f"{relation.count:,}", f"{relation.accuracy:.1%}",
             f"{relation.offset:+d}", f"{relation.offset_accuracy:.1%}", "better" if relation.is_better else "",
         )  # fmt: skip
-    stdout().print(table)
+    console.stdout().print(table)
     better = sum(relation.is_better for relation in found)
-    stdout().print(f"In {better:,} of {len(found):,} relations the best head is better than the best offset.")
+    console.stdout().print(f"In {better:,} of {len(found):,} relations the best head is better than the best offset.")
 
 
 # ------------------------------------------------------------------------------------------------------------ patterns
@@ -170,12 +158,12 @@ def print_patterns(heads: Sequence[HeadPattern], rows: Rows, *, as_json: bool) -
 
     if as_json:
         measures = [{"attention": head.attention, "head": head.head} | head.measures for head in heads]
-        print_json({"schema": 1} | rows.counts() | {"heads": measures})
+        console.print_json({"schema": 1} | rows.counts() | {"heads": measures})
         return
-    table = new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
+    table = console.new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
     for name, pattern in PATTERNS.items():
         best = max(heads, key=lambda head: head.measures[name])
         mean = sum(head.measures[name] for head in heads) / len(heads)
         where = f"{best.attention}, head {best.head}"
         table.add_row(name, pattern.meaning, where, f"{best.measures[name]:.1%}", f"{mean:.1%}")
-    stdout().print(table)
+    console.stdout().print(table)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from manyheads.cli.console import AsJson, Parts, Progress, app, check_exists, output_option, print_json, print_note
+from manyheads.cli import console
 
 
-@app.command()
+@console.app.command()
 def new(
     task: Annotated[str, typer.Argument(metavar="TASK", help="One of the kinds of 'manyheads show task'.")],
     file: Annotated[
@@ -22,7 +22,7 @@ def new(
     ] = None,
     output: Annotated[
         Path | None,
-        output_option("RUN.toml", "File to write [default: standard output]."),
+        console.output_option("RUN.toml", "File to write [default: standard output]."),
     ] = None,
     architecture: Annotated[
         str | None,
@@ -43,8 +43,8 @@ def new(
         typer.Option(metavar="PATH", help="Checkpoint to fine-tune: a run, a Hugging Face folder or a Hub name."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    parts: Parts = None,
-    as_json: AsJson = False,
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Write a run file for a task and your data.
 
@@ -57,12 +57,12 @@ def new(
 
     if output is not None:
         check_new_file(output, force=force, hint="--force overwrites it")
-    check_exists(file)
+    console.check_exists(file)
 
     from manyheads.training.suggest import suggest_run
 
     action = f"reading {file or task} and timing this machine"
-    with Progress(action, first_line=0) as progress:
+    with console.Progress(action, first_line=0) as progress:
         if not as_json:
             progress.describe(action)
         text, reasons = suggest_run(
@@ -78,12 +78,12 @@ def new(
         with explain_write_errors(output):
             write_atomic(output, text)
     if as_json:
-        print_json({"schema": 1, "path": output, "toml": text, "reasons": reasons})
+        console.print_json({"schema": 1, "path": output, "toml": text, "reasons": reasons})
         return
     for reason in reasons:
-        print_note(reason)
+        console.print_note(reason)
     if output is None:
         typer.echo(text, nl=False)
         return
     command = shlex.join(("manyheads", "train", str(output), "--output", f"runs/{output.stem}"))
-    print_note(f"wrote {output}; next: {command}")
+    console.print_note(f"wrote {output}; next: {command}")
