@@ -22,23 +22,19 @@ def ask(
     question: TextArgument = None,
     file: TextFile = None,
     threshold: Annotated[
-        float, typer.Option(metavar="P", help="The model answers if its answer has at least this probability.")
+        float, console.option("P", "The model answers if its answer has at least this probability.")
     ] = 0.5,
     database: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.db", help="A SQLite file with a table answers(question, answer)."),
+        Path | None, console.option("FILE.db", "A SQLite file with a table answers(question, answer).")
     ] = None,
     queue: Annotated[
         Path | None,
-        typer.Option(
-            parser=console.output_path,
-            metavar="FILE.tsv",
-            help="Append the question and your answer here if both do not know it, for training.",
+        console.path_option(
+            "FILE.tsv", "Append the question and your answer here if both do not know it, for training."
         ),
     ] = None,
     new_answer: Annotated[
-        str | None,
-        typer.Option("--answer", metavar="TEXT", help="Your answer for the queue; asked for in a terminal."),
+        str | None, console.option("TEXT", "Your answer for the queue; asked for in a terminal.", "--answer")
     ] = None,
     max_new_tokens: generation.MaxNewTokens = None,
     encoding_errors: EncodingErrors = "strict",

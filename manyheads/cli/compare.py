@@ -22,18 +22,11 @@ def compare(
     run: console.RunFile,
     axes: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FIELD=A,B,…", help="A field and its values; a short name sets the field in every stack."
-        ),
+        console.argument("FIELD=A,B,…", "A field and its values; a short name sets the field in every stack."),
     ],
-    output: Annotated[
-        Path,
-        console.output_option("DIR", "Folder of the runs. Run the same command again to resume."),
-    ],
-    seeds: Annotated[int, typer.Option(parser=console.integer, metavar="N", help="Random seeds per combination.")] = 3,
-    jobs: Annotated[
-        int, typer.Option(parser=console.integer, metavar="N", help="Runs in parallel, with one thread each.")
-    ] = 1,
+    output: Annotated[Path, console.output_option("DIR", "Folder of the runs. Run the same command again to resume.")],
+    seeds: Annotated[int, console.integer_option("Random seeds per combination.")] = 3,
+    jobs: Annotated[int, console.integer_option("Runs in parallel, with one thread each.")] = 1,
     device: console.Device = "auto",
     overrides: console.RunOverrides = None,
     parts: console.Parts = None,

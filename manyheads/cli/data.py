@@ -77,7 +77,7 @@ def prepare_run(spec: RunSpec, folder: Path) -> None:
 @data_app.command("show")
 def data_show(
     target: Annotated[
-        Path, typer.Argument(metavar="RUN.toml|DIR", help="A run file, a run folder, or a folder of tokenized data.")
+        Path, console.argument("RUN.toml|DIR", "A run file, a run folder, or a folder of tokenized data.")
     ],
     overrides: console.RunOverrides = None,
     parts: console.Parts = None,

@@ -8,8 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from manyheads.cli import console, generation
 from manyheads.errors import MissingExtraError, one_line
 
@@ -30,38 +28,27 @@ ARROWS = {"lower": "↓", "higher": "↑"}
 def evaluate(
     path: console.CheckpointPath,
     data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Evaluate on all rows of this file instead of the run's data.")
+        str | None, console.option("FILE", "Evaluate on all rows of this file instead of the run's data.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(metavar="TASK", help="A kind of 'manyheads show task' [default: the checkpoint's].")
+        str | None, console.option("TASK", "A kind of 'manyheads show task' [default: the checkpoint's].")
     ] = None,
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="validation, test or train.")] = "validation",
+    split: Annotated[str, console.option("SPLIT", "validation, test or train.")] = "validation",
     overrides: console.RunOverrides = None,
-    max_rows: Annotated[
-        int | None, typer.Option(parser=console.integer, metavar="N", help="Only the first N rows.")
-    ] = None,
-    max_length: Annotated[
-        int | None, typer.Option(parser=console.integer, metavar="N", help="Truncate texts to this many tokens.")
-    ] = None,
+    max_rows: Annotated[int | None, console.integer_option("Only the first N rows.")] = None,
+    max_length: Annotated[int | None, console.integer_option("Truncate texts to this many tokens.")] = None,
     num_beams: Annotated[
-        int | None,
-        typer.Option(
-            parser=console.integer, metavar="N", help="Beam width; 1 is greedy [default: 4 with decoding gnmt-beam]."
-        ),
+        int | None, console.integer_option("Beam width; 1 is greedy [default: 4 with decoding gnmt-beam].")
     ] = None,
     length_penalty: generation.LengthPenalty = None,
     decoding: generation.Decoding = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            parser=console.integer,
-            metavar="N",
-            help="Maximum tokens to generate [default: 8 more than twice the longest of 1,000 training targets].",
+        console.integer_option(
+            "Maximum tokens to generate [default: 8 more than twice the longest of 1,000 training targets]."
         ),
     ] = None,
-    examples: Annotated[
-        int, typer.Option(parser=console.integer, metavar="N", help="Show the first N outputs with their targets.")
-    ] = 0,
+    examples: Annotated[int, console.integer_option("Show the first N outputs with their targets.")] = 0,
     output: Annotated[
         Path | None,
         console.output_option(

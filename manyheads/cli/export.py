@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from manyheads.cli import console
 
 
@@ -14,20 +12,18 @@ from manyheads.cli import console
 def export(
     path: console.CheckpointPath,
     target: Annotated[
-        Path,
-        typer.Argument(parser=console.output_path, metavar="TARGET", help="Folder or file to write; must not exist."),
+        Path, console.argument("TARGET", "Folder or file to write; must not exist.", parser=console.output_path)
     ],
     to: Annotated[
         str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="hf (transformers), gguf (llama.cpp), onnx (onnxruntime) or manyheads (any model, this library only) "
+        console.option(
+            "FORMAT",
+            "hf (transformers), gguf (llama.cpp), onnx (onnxruntime) or manyheads (any model, this library only) "
             "[default: gguf if TARGET ends in .gguf, otherwise hf].",
         ),
     ] = None,
     outtype: Annotated[
-        str | None,
-        typer.Option(metavar="FORM", help="Storage of matrices in a GGUF file: f32, f16 or q8_0 [default: f32]."),
+        str | None, console.option("FORM", "Storage of matrices in a GGUF file: f32, f16 or q8_0 [default: f32].")
     ] = None,
     parts: console.Parts = None,
     as_json: console.AsJson = False,

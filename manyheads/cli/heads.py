@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from manyheads.cli import console
 from manyheads.errors import EmptyDataError, InputLengthError, UnsupportedError, UsageError
 
@@ -49,16 +47,11 @@ class Rows:
 @console.app.command()
 def heads(
     path: console.CheckpointPath,
-    file: Annotated[Path, typer.Argument(metavar="FILE", callback=check_file, help="A .conllu or .txt file.")],
+    file: Annotated[Path, console.argument("FILE", "A .conllu or .txt file.", callback=check_file)],
     min_count: Annotated[
-        int | None,
-        typer.Option(
-            parser=console.integer, metavar="N", help=f"Links of a relation that is shown [default: {MIN_COUNT}]."
-        ),
+        int | None, console.integer_option(f"Links of a relation that is shown [default: {MIN_COUNT}].")
     ] = None,
-    max_rows: Annotated[
-        int | None, typer.Option(parser=console.integer, metavar="N", help="Read only the first N sentences or lines.")
-    ] = None,
+    max_rows: Annotated[int | None, console.integer_option("Read only the first N sentences or lines.")] = None,
     device: console.Device = "auto",
     parts: console.Parts = None,
     as_json: console.AsJson = False,

@@ -28,26 +28,23 @@ NOTES = {"truncated": "were truncated to what the model can read", "loop": "end 
 
 TextArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="TEXT",
-        help="The input; token ids if there is no tokenizer. Without it, or with -, standard input is read.",
+    console.argument(
+        "TEXT", "The input; token ids if there is no tokenizer. Without it, or with -, standard input is read."
     ),
 ]
 TextFile = Annotated[
     Path | None,
-    typer.Option(
+    console.option(
+        "FILE",
+        "One text per line; in a .jsonl one JSON string, or object with text or prompt. May be gzipped.",
         "--file",
         "-f",
-        metavar="FILE",
-        help="One text per line; in a .jsonl one JSON string, or object with text or prompt. May be gzipped.",
     ),
 ]
 Whole = Annotated[
-    bool, typer.Option("--whole", help="Read all of the file, or of standard input, as one text with line breaks.")
+    bool, console.flag("--whole", "Read all of the file, or of standard input, as one text with line breaks.")
 ]
-EncodingErrors = Annotated[
-    str, typer.Option(metavar="strict|replace", help="What to do with a line that is not UTF-8.")
-]
+EncodingErrors = Annotated[str, console.option("strict|replace", "What to do with a line that is not UTF-8.")]
 
 
 class TextProcessor(Protocol):

@@ -29,7 +29,7 @@ console.app.add_typer(lab_app, name="lab")
 
 @lab_app.command("list")
 def lab_list(
-    rows: Annotated[bool, typer.Option("--rows", help="List every claim and erratum, with what shows it.")] = False,
+    rows: Annotated[bool, console.flag("--rows", "List every claim and erratum, with what shows it.")] = False,
     parts: console.Parts = None,
     as_json: console.AsJson = False,
 ) -> None:
@@ -82,28 +82,19 @@ def lab_run(
     context: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ID|CHAPTER… [--FLAG VALUE…]", help="Labs or chapters; one lab may be followed by flags of its own."
+        console.argument(
+            "ID|CHAPTER… [--FLAG VALUE…]", "Labs or chapters; one lab may be followed by flags of its own."
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Run every lab.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Sizes of seconds; the default.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Larger sizes, which decide with a wide margin.")] = False,
-    seed: Annotated[int, typer.Option(parser=console.integer, metavar="N", help="Random seed.")] = 0,
+    every: Annotated[bool, console.flag("--all", "Run every lab.")] = False,
+    quick: Annotated[bool, console.flag("--quick", "Sizes of seconds; the default.")] = False,
+    full: Annotated[bool, console.flag("--full", "Larger sizes, which decide with a wide margin.")] = False,
+    seed: Annotated[int, console.integer_option("Random seed.")] = 0,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            parser=console.integer,
-            metavar="N",
-            help="Labs at a time [default: the number of cores]; the results do not depend on it.",
-        ),
+        console.integer_option("Labs at a time [default: the number of cores]; the results do not depend on it."),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(
-            "--html", parser=console.output_path, metavar="FILE", help="Also write a page that opens offline."
-        ),
-    ] = None,
+    html: Annotated[Path | None, console.path_option("FILE", "Also write a page that opens offline.", "--html")] = None,
     parts: console.Parts = None,
     as_json: console.AsJson = False,
     show_help: Annotated[bool, typer.Option("--help", "-h", help="Show this text, or the flags of one lab.")] = False,
@@ -243,7 +234,7 @@ def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> li
 
 @lab_app.command("notebook")
 def lab_notebook(
-    chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, such as attention.")],
+    chapter: Annotated[str, console.argument("CHAPTER", "A chapter, such as attention.")],
     output: Annotated[
         Path | None, console.output_option("FILE.ipynb", "File to write [default: CHAPTER.ipynb].")
     ] = None,

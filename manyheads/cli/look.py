@@ -33,40 +33,27 @@ def checkpoint_paths(paths: list[str] | None) -> list[str] | None:
 @console.app.command()
 def look(
     path: console.CheckpointPath,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The text to show first.")] = None,
+    text: Annotated[str | None, console.argument("TEXT", "The text to show first.")] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Target of an encoder–decoder [default: what it generates].")
+        str | None, console.option("TEXT", "Target of an encoder–decoder [default: what it generates].")
     ] = None,
     compare: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH", callback=checkpoint_paths, help="Another checkpoint to compare; may be repeated."),
+        console.option("PATH", "Another checkpoint to compare; may be repeated.", callback=checkpoint_paths),
     ] = None,
     html: Annotated[
-        Path | None,
-        typer.Option(
-            parser=console.output_path, metavar="FILE", help="Write one file that works offline, and open nothing."
-        ),
+        Path | None, console.path_option("FILE", "Write one file that works offline, and open nothing.")
     ] = None,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Print a head as shaded blocks.")] = False,
-    png: Annotated[
-        Path | None, typer.Option(parser=console.output_path, metavar="FILE", help="Write a head as a figure.")
-    ] = None,
-    layer: Annotated[
-        int | None, typer.Option(parser=console.integer, metavar="N", help="Layer for --terminal and --png, from 0.")
-    ] = None,
-    head: Annotated[
-        int | None,
-        typer.Option(parser=console.integer, metavar="N", help="Head, from 0 [default: the mean over heads]."),
-    ] = None,
+    terminal: Annotated[bool, console.flag("--terminal", "Print a head as shaded blocks.")] = False,
+    png: Annotated[Path | None, console.path_option("FILE", "Write a head as a figure.")] = None,
+    layer: Annotated[int | None, console.integer_option("Layer for --terminal and --png, from 0.")] = None,
+    head: Annotated[int | None, console.integer_option("Head, from 0 [default: the mean over heads].")] = None,
     attention: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Attention by its name, such as decoder.layers.0.cross [default: the last]."),
+        str | None, console.option("NAME", "Attention by its name, such as decoder.layers.0.cross [default: the last].")
     ] = None,
-    state: Annotated[str, typer.Option(metavar="STATE", help="State of the page, from its “Copy command”.")] = "",
-    port: Annotated[
-        int, typer.Option(parser=console.integer, metavar="N", help="Port on loopback [default: a free one].")
-    ] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open no browser.")] = False,
+    state: Annotated[str, console.option("STATE", "State of the page, from its “Copy command”.")] = "",
+    port: Annotated[int, console.integer_option("Port on loopback [default: a free one].")] = 0,
+    no_browser: Annotated[bool, console.flag("--no-browser", "Print the address, and open no browser.")] = False,
     device: console.Device = "auto",
     parts: console.Parts = None,
 ) -> None:

@@ -13,36 +13,27 @@ from manyheads.cli import console
 
 @console.app.command()
 def new(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="One of the kinds of 'manyheads show task'.")],
+    task: Annotated[str, console.argument("TASK", "One of the kinds of 'manyheads show task'.")],
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[FILE]", help="Your data: .csv, .tsv, .jsonl, .parquet or .txt [default: built-in data]."
-        ),
+        console.argument("[FILE]", "Your data: .csv, .tsv, .jsonl, .parquet or .txt [default: built-in data]."),
     ] = None,
     output: Annotated[
-        Path | None,
-        console.output_option("RUN.toml", "File to write [default: standard output]."),
+        Path | None, console.output_option("RUN.toml", "File to write [default: standard output].")
     ] = None,
     architecture: Annotated[
         str | None,
-        typer.Option(
-            metavar="ARCHITECTURE", help="Architecture of the model, such as recurrent [default: by the task]."
-        ),
+        console.option("ARCHITECTURE", "Architecture of the model, such as recurrent [default: by the task]."),
     ] = None,
-    fields: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Columns to read, by name or by number from 0.")
-    ] = None,
+    fields: Annotated[str | None, console.option("A,B", "Columns to read, by name or by number from 0.")] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="PATH=VALUE", help="A field of the data, such as data.header=false."),
+        list[str] | None, console.option("PATH=VALUE", "A field of the data, such as data.header=false.", "--set", "-s")
     ] = None,
-    minutes: Annotated[float, typer.Option(metavar="N", help="Training time on this machine.")] = 30.0,
+    minutes: Annotated[float, console.option("N", "Training time on this machine.")] = 30.0,
     init_from: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Checkpoint to fine-tune: a run, a Hugging Face folder or a Hub name."),
+        str | None, console.option("PATH", "Checkpoint to fine-tune: a run, a Hugging Face folder or a Hub name.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: Annotated[bool, console.flag("--force", "Overwrite an existing file.")] = False,
     parts: console.Parts = None,
     as_json: console.AsJson = False,
 ) -> None:

@@ -26,35 +26,26 @@ def predict(
     file: TextFile = None,
     whole: Whole = False,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Read each text as a message, with the chat template of the checkpoint.")
+        bool, console.flag("--chat", "Read each text as a message, with the chat template of the checkpoint.")
     ] = False,
     system: generation.System = None,
     max_new_tokens: generation.MaxNewTokens = None,
-    num_beams: Annotated[
-        int | None,
-        typer.Option(parser=console.integer, metavar="N", help="Beam width; 1 disables beam search [default: 1]."),
-    ] = None,
+    num_beams: Annotated[int | None, console.integer_option("Beam width; 1 disables beam search [default: 1].")] = None,
     length_penalty: generation.LengthPenalty = None,
     temperature: generation.Temperature = None,
     top_k: generation.TopK = None,
     top_p: generation.TopP = None,
     repetition_penalty: generation.RepetitionPenalty = None,
     json_schema: Annotated[
-        str | None,
-        typer.Option(metavar="SCHEMA", help="Generate JSON of this schema: a file, or a text; {} is any JSON."),
+        str | None, console.option("SCHEMA", "Generate JSON of this schema: a file, or a text; {} is any JSON.")
     ] = None,
     regex: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="Generate a text that this regular expression matches.")
+        str | None, console.option("REGEX", "Generate a text that this regular expression matches.")
     ] = None,
     stop: generation.Stop = None,
-    n: Annotated[
-        int | None, typer.Option("-n", parser=console.integer, metavar="N", help="Sequences per text [default: 1].")
-    ] = None,
+    n: Annotated[int | None, console.integer_option("Sequences per text [default: 1].", "-n")] = None,
     logprobs: Annotated[
-        int | None,
-        typer.Option(
-            parser=console.integer, metavar="N", help="With --json, log p of each token and of the N most probable."
-        ),
+        int | None, console.integer_option("With --json, log p of each token and of the N most probable.")
     ] = None,
     other_settings: generation.OtherSettings = None,
     decoding: generation.Decoding = None,
@@ -62,15 +53,13 @@ def predict(
     encoding_errors: EncodingErrors = "strict",
     stream: Annotated[
         bool | None,
-        typer.Option("--stream/--no-stream", help="Print a generated text as it grows [default: in a terminal]."),
+        console.flag("--stream/--no-stream", "Print a generated text as it grows [default: in a terminal]."),
     ] = None,
     truncate: Annotated[
-        bool,
-        typer.Option("--truncate", help="Truncate a text that is too long for the model, with a note, and read it."),
+        bool, console.flag("--truncate", "Truncate a text that is too long for the model, with a note, and read it.")
     ] = False,
     loops: Annotated[
-        bool,
-        typer.Option("--loops", help="Report what a generated text repeats at its end: prefix, period and text."),
+        bool, console.flag("--loops", "Report what a generated text repeats at its end: prefix, period and text.")
     ] = False,
     device: console.Device = "auto",
     parts: console.Parts = None,

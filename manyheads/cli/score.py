@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from manyheads.cli import console
 from manyheads.cli.inputs import EncodingErrors, TextArgument, TextFile, Whole, open_texts, process_lines
 from manyheads.errors import InputError, one_line
@@ -43,19 +41,15 @@ def score(
     whole: Whole = False,
     context: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="Text before it, which is not scored. Put the space between the two into one of them."
-        ),
+        console.option("TEXT", "Text before it, which is not scored. Put the space between the two into one of them."),
     ] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The input of an encoder-decoder, whose target is the text.")
+        str | None, console.option("TEXT", "The input of an encoder-decoder, whose target is the text.")
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(
-            parser=console.integer,
-            metavar="N",
-            help="Tokens between the windows of a text that is too long for the model [default: half a window].",
+        console.integer_option(
+            "Tokens between the windows of a text that is too long for the model [default: half a window]."
         ),
     ] = None,
     encoding_errors: EncodingErrors = "strict",

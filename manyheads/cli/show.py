@@ -25,38 +25,25 @@ EXTRA_FIELDS = {"encoder": LIKE, "decoder": LIKE, "model": ABOUT}
 def show(
     target: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME|FILE.toml|CHECKPOINT|parts|SLOT|KIND]",
-            help="A preset, a file, a checkpoint or run folder, a .gguf file, 'parts', a slot or table, or a kind "
+        console.argument(
+            "[NAME|FILE.toml|CHECKPOINT|parts|SLOT|KIND]",
+            "A preset, a file, a checkpoint or run folder, a .gguf file, 'parts', a slot or table, or a kind "
             "[default: list the presets].",
         ),
     ] = None,
     overrides: console.ModelOverrides = None,
     parts: console.Parts = None,
-    batch: Annotated[
-        int, typer.Option(parser=console.integer, metavar="N", help="Texts per batch, for the costs.")
-    ] = 1,
+    batch: Annotated[int, console.integer_option("Texts per batch, for the costs.")] = 1,
     length: Annotated[
-        int | None,
-        typer.Option(
-            parser=console.integer, metavar="N", help="Tokens per text, for the costs [default: the context, or 128]."
-        ),
+        int | None, console.integer_option("Tokens per text, for the costs [default: the context, or 128].")
     ] = None,
-    source_length: Annotated[
-        int | None, typer.Option(parser=console.integer, metavar="N", help="Tokens per source [default: as --length].")
-    ] = None,
-    as_toml: Annotated[bool, typer.Option("--toml", help="Print the resolved description with all defaults.")] = False,
+    source_length: Annotated[int | None, console.integer_option("Tokens per source [default: as --length].")] = None,
+    as_toml: Annotated[bool, console.flag("--toml", "Print the resolved description with all defaults.")] = False,
     svg: Annotated[
-        Path | None,
-        typer.Option(
-            parser=console.output_path,
-            metavar="FILE",
-            help="Draw the architecture, and write it to this file; - prints it.",
-        ),
+        Path | None, console.path_option("FILE", "Draw the architecture, and write it to this file; - prints it.")
     ] = None,
     swaps_from: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="List the overrides that turn this preset, file or checkpoint into NAME."),
+        str | None, console.option("MODEL", "List the overrides that turn this preset, file or checkpoint into NAME.")
     ] = None,
     as_json: console.AsJson = False,
 ) -> None:

@@ -25,28 +25,24 @@ MAX_NAMES = 8  # names of weights in one line
 def train(
     run: console.RunFile,
     output: Annotated[
-        Path | None,
-        console.output_option("DIR", "Run folder. Run the same command again to resume."),
+        Path | None, console.output_option("DIR", "Run folder. Run the same command again to resume.")
     ] = None,
     overrides: console.RunOverrides = None,
     parts: console.Parts = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Estimate memory, disk, epochs and time on this machine; write nothing.")
+        bool, console.flag("--dry-run", "Estimate memory, disk, epochs and time on this machine; write nothing.")
     ] = False,
-    seed: Annotated[
-        int | None, typer.Option(parser=console.integer, metavar="N", help="The same as -s seed=N.")
-    ] = None,
+    seed: Annotated[int | None, console.integer_option("The same as -s seed=N.")] = None,
     device: console.Device = "auto",
     resume: Annotated[
         str,
-        typer.Option(
-            metavar="auto|never|PATH",
-            help="auto: resume from the last checkpoint; never: refuse a folder with a run; or a checkpoint to resume.",
+        console.option(
+            "auto|never|PATH",
+            "auto: resume from the last checkpoint; never: refuse a folder with a run; or a checkpoint to resume.",
         ),
     ] = "auto",
     override_resume: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD", help="Resume even though this field changed; may be repeated."),
+        list[str] | None, console.option("FIELD", "Resume even though this field changed; may be repeated.")
     ] = None,
     quiet: console.Quiet = False,
     as_json: console.AsJson = False,
