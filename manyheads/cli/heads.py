@@ -10,9 +10,10 @@ from manyheads.cli import console
 from manyheads.errors import EmptyDataError, InputLengthError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from manyheads.checkpoint.checkpoint import Checkpoint
-    from manyheads.inspect.dependencies import RelationHead
-    from manyheads.inspect.measure import HeadPattern
+    from manyheads.spec import Tree
 
 MIN_COUNT = 10
 
@@ -76,17 +77,18 @@ def heads(
             raise UsageError(f"{option} is {number}, expected 1 or more")
     with console.Progress(f"loading {path}") as progress:
         checkpoint = console.load_checkpoint(path, device)
-        rows = Rows(checkpoint, (read_trees(file) if is_tree else read_lines(file))[:max_rows], progress)
         if is_tree:
-            relations = find_relations(rows, MIN_COUNT if min_count is None else min_count)
+            rows = Rows(checkpoint, read_trees(file)[:max_rows], progress)
+            tree, *texts = find_relations(rows, min_count or MIN_COUNT)
         else:
-            patterns = find_patterns(rows)
+            rows = Rows(checkpoint, read_lines(file)[:max_rows], progress)
+            tree, *texts = find_patterns(rows)
     if rows.too_long:
         console.print_note(f"{rows.too_long:,} of {len(rows.rows):,} rows are too long for the model, and left out")
-    if is_tree:
-        print_relations(relations, rows, as_json=as_json)
+    if as_json:
+        console.print_json({"schema": 1} | rows.counts() | tree)
     else:
-        print_patterns(patterns, rows, as_json=as_json)
+        console.stdout().print(*texts, sep="\n")
 
 
 def read_trees(file: Path) -> Sequence[Sequence[Any]]:
@@ -102,24 +104,15 @@ def read_lines(file: Path) -> list[tuple[str]]:
     return [(line,) for _, line in open_lines(file, "strict") if line.strip()]
 
 
-# ----------------------------------------------------------------------------------------------------------- relations
+def find_relations(rows: Rows, min_count: int) -> tuple[Tree, Table, str]:
+    """The best head of each relation as plain data, as a table, and a summary."""
+    from dataclasses import asdict
 
-
-def find_relations(rows: Rows, min_count: int) -> list[RelationHead]:
     from manyheads.inspect.dependencies import check_reads_words, relation_heads, tree_links
 
     check_reads_words(rows.checkpoint)
     sentences = ((text, tree_links(arcs, relations) + list(links)) for _, (text, arcs, relations, links) in rows)
-    return relation_heads(rows.checkpoint, sentences, min_count=min_count)
-
-
-def print_relations(found: Sequence[RelationHead], rows: Rows, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    if as_json:
-        relations = [asdict(relation) | {"is_better": relation.is_better} for relation in found]
-        console.print_json({"schema": 1} | rows.counts() | {"relations": relations})
-        return
+    found = relation_heads(rows.checkpoint, sentences, min_count=min_count)
     table = console.new_table(["relation", "best head"], ["links", "accuracy", "best offset", "its accuracy", ""])
     for relation in found:
         table.add_row(
@@ -127,36 +120,24 @@ def print_relations(found: Sequence[RelationHead], rows: Rows, *, as_json: bool)
             f"{relation.count:,}", f"{relation.accuracy:.1%}",
             f"{relation.offset:+d}", f"{relation.offset_accuracy:.1%}", "better" if relation.is_better else "",
         )  # fmt: skip
-    console.stdout().print(table)
     better = sum(relation.is_better for relation in found)
-    console.stdout().print(f"In {better:,} of {len(found):,} relations the best head is better than the best offset.")
+    summary = f"In {better:,} of {len(found):,} relations the best head is better than the best offset."
+    return {"relations": [asdict(relation) | {"is_better": relation.is_better} for relation in found]}, table, summary
 
 
-# ------------------------------------------------------------------------------------------------------------ patterns
-
-
-def find_patterns(rows: Rows) -> list[HeadPattern]:
-    from manyheads.inspect.measure import head_patterns
+def find_patterns(rows: Rows) -> tuple[Tree, Table]:
+    """The patterns of every head as plain data, and the best head of each pattern as a table."""
+    from manyheads.inspect.measure import PATTERNS, head_patterns
 
     if rows.checkpoint.has_source:
         raise UnsupportedError("patterns of heads are for a model with one stack; this one has two")
-    found = head_patterns(rows.checkpoint, (ids for ids, _ in rows))
-    if not found:
+    heads = head_patterns(rows.checkpoint, (ids for ids, _ in rows))
+    if not heads:
         raise EmptyDataError("no line was read by an attention")
-    return found
-
-
-def print_patterns(heads: Sequence[HeadPattern], rows: Rows, *, as_json: bool) -> None:
-    from manyheads.inspect.measure import PATTERNS
-
-    if as_json:
-        measures = [{"attention": head.attention, "head": head.head} | head.measures for head in heads]
-        console.print_json({"schema": 1} | rows.counts() | {"heads": measures})
-        return
     table = console.new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
     for name, pattern in PATTERNS.items():
         best = max(heads, key=lambda head: head.measures[name])
         mean = sum(head.measures[name] for head in heads) / len(heads)
         where = f"{best.attention}, head {best.head}"
         table.add_row(name, pattern.meaning, where, f"{best.measures[name]:.1%}", f"{mean:.1%}")
-    console.stdout().print(table)
+    return {"heads": [{"attention": head.attention, "head": head.head} | head.measures for head in heads]}, table
