@@ -221,12 +221,10 @@ def run_command(conversation: Conversation, name: str, argument: str) -> None:
 
 def save(conversation: Conversation, name: str) -> None:
     """Writes the messages as JSON, which `Checkpoint.chat` reads; raises if the file exists."""
-    from manyheads.files.write import atomic_output
+    from manyheads.files.write import write_text
 
     if not name:
         raise UsageError("/save needs the name of a file")
     path = Path(name).expanduser()
-    with atomic_output(path) as temporary:
-        text = json.dumps(conversation.messages_from(), ensure_ascii=False, indent=2)
-        temporary.write_text(f"{text}\n", encoding="utf-8")
+    write_text(path, json.dumps(conversation.messages_from(), ensure_ascii=False, indent=2) + "\n")
     console.print_note(f"the conversation is in {path}")

@@ -111,12 +111,11 @@ def write_demo_page(checkpoint: Checkpoint, folder: Path) -> str:
     """Writes the offline page into the run folder, in the place of an earlier one; returns a sentence about it."""
     if find_spec("fastapi") is None:
         return f"Every head, in a page (needs {STUDIO_HINT}):"
-    from manyheads.files.write import explain_write_errors, write_atomic
+    from manyheads.files.write import write_text
 
     page, _ = render_page(checkpoint, str(folder), DATE)
     path = folder / "look.html"
-    with explain_write_errors(path):
-        write_atomic(path, page)
+    write_text(path, page, overwrite=True)
     return f"Every head for “{DATE}”: open {path} ({len(page.encode()) / 1e6:.1f} MB, offline). For other dates:"
 
 

@@ -38,6 +38,7 @@ def export(
     to = to or ("gguf" if target.suffix == ".gguf" else "hf")
     with console.Progress(f"exporting {path} to {target}"):
         run(path, target, to=to, outtype=outtype)
-    console.print_json({"schema": 1, "path": str(target), "format": to}) if as_json else console.print_note(
-        f"wrote {target}"
-    )
+    if as_json:
+        console.print_json({"schema": 1, "path": str(target), "format": to})
+    else:
+        console.print_note(f"wrote {target}")

@@ -245,7 +245,7 @@ def lab_notebook(
 
     Example: manyheads lab notebook attention -o attention.ipynb
     """
-    from manyheads.files.write import check_new_file, explain_write_errors, write_atomic
+    from manyheads.files.write import check_new_file, write_text
     from manyheads.labs.claims import Chapter, read_claims
     from manyheads.labs.lab import all_labs
     from manyheads.labs.views.notebook_file import notebook_json
@@ -258,8 +258,7 @@ def lab_notebook(
     path = output or Path(f"{chapter}.ipynb")
     check_new_file(path)
     about = read_claims().chapters.get(chapter, Chapter(chapter, chapter, ""))
-    with explain_write_errors(path):
-        write_atomic(path, notebook_json(about, labs))
+    write_text(path, notebook_json(about, labs))
     if as_json:
         console.print_json({"schema": 1, "path": str(path), "labs": [lab.id for lab in labs]})
     else:

@@ -109,14 +109,13 @@ def print_summary(outcomes: Sequence[Outcome], seconds: float) -> None:
 
 
 def write_page(path: Path, outcomes: Sequence[Outcome], seconds: float, has_all: bool) -> None:
-    from manyheads.files.write import explain_write_errors, write_atomic
+    from manyheads.files.write import write_text
     from manyheads.labs.results import machine, versions
     from manyheads.labs.views.page_html import report_html
 
     facts = {"command": f"`{command_of_all(outcomes, has_all)}`", "time": f"{seconds:,.0f} seconds"}
     facts |= {"machine": machine()} | versions()
-    with explain_write_errors(path):
-        write_atomic(path, report_html(outcomes, facts, has_all=has_all))
+    write_text(path, report_html(outcomes, facts, has_all=has_all), overwrite=True)
 
 
 def command_of_all(outcomes: Sequence[Outcome], has_all: bool) -> str:

@@ -131,11 +131,10 @@ def open_page(
 
 
 def write_page(checkpoint: Checkpoint, path: str, text: str | None, target: str | None, html: Path) -> None:
-    from manyheads.files.write import atomic_output
+    from manyheads.files.write import write_text
 
     page, note = render_page(checkpoint, path, text or "", target)
-    with atomic_output(html) as draft:
-        draft.write_text(page, encoding="utf-8")
+    write_text(html, page)
     console.print_note(f"wrote {html}, {len(page.encode()) / 1e6:.1f} MB. {note}")
 
 

@@ -44,7 +44,7 @@ def new(
     Examples: manyheads new translate pairs.tsv --output run.toml · manyheads new copy ·
     manyheads new classify reviews.jsonl --fields text,stars --init-from ./bert
     """
-    from manyheads.files.write import check_new_file, explain_write_errors, write_atomic
+    from manyheads.files.write import check_new_file, write_text
 
     if output is not None:
         check_new_file(output, force=force, hint="--force overwrites it")
@@ -66,8 +66,7 @@ def new(
             init_from=init_from,
         )
     if output is not None:
-        with explain_write_errors(output):
-            write_atomic(output, text)
+        write_text(output, text, overwrite=force)
     if as_json:
         console.print_json({"schema": 1, "path": output, "toml": text, "reasons": reasons})
         return

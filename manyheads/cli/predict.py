@@ -132,21 +132,17 @@ def predict_text(text: str, path: str, load: Callable[[], Pipeline], *, as_json:
         typer.echo("\n".join(pipeline.task.format_result(result)))
 
 
-def print_pieces(
-    pieces: Generator[str, None, GeneratedText], progress: console.Progress | None = None
-) -> GeneratedText:
+def print_pieces(pieces: Generator[str, None, GeneratedText], progress: console.Progress) -> GeneratedText:
     """Prints a text as it grows; returns the whole. The progress of reading the prompt ends with the first piece."""
     try:
         while True:
             piece = next(pieces)
-            if progress is not None:
-                progress.stop()
+            progress.stop()
             typer.echo(piece, nl=False)
     except StopIteration as end:
         return end.value
     finally:
-        if progress is not None:
-            progress.stop()
+        progress.stop()
         typer.echo()
 
 

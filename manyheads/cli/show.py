@@ -96,7 +96,7 @@ def show(
 
 def write_drawing(target: str, overrides: list[str], path: Path) -> None:
     """Draws a model to a file, or to standard output if the path is '-'."""
-    from manyheads.files.write import atomic_output, check_new_file
+    from manyheads.files.write import check_new_file, write_text
     from manyheads.inspect.describe import read_target
     from manyheads.inspect.drawing import draw_model
 
@@ -108,8 +108,7 @@ def write_drawing(target: str, overrides: list[str], path: Path) -> None:
     if to_stdout:
         typer.echo(drawing, nl=False)
         return
-    with atomic_output(path) as draft:
-        draft.write_text(drawing, encoding="utf-8")
+    write_text(path, drawing)
     console.print_note(f"wrote {path}")
 
 
