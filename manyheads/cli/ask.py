@@ -8,20 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyheads.cli import generation
-from manyheads.cli.console import (
-    AsJson,
-    CheckpointPath,
-    Device,
-    Parts,
-    Progress,
-    app,
-    check_exists,
-    load_checkpoint,
-    output_path,
-    print_json,
-    print_note,
-)
+from manyheads.cli import console, generation
 from manyheads.cli.inputs import EncodingErrors, TextArgument, TextFile, open_texts, process_lines
 from manyheads.errors import UsageError, one_line
 
@@ -29,35 +16,31 @@ if TYPE_CHECKING:
     from manyheads.tasks.answering import Answer, Answerer
 
 
-@app.command()
+@console.app.command()
 def ask(
-    path: CheckpointPath,
+    path: console.CheckpointPath,
     question: TextArgument = None,
     file: TextFile = None,
     threshold: Annotated[
-        float, typer.Option(metavar="P", help="The model answers if its answer has at least this probability.")
+        float, console.option("P", "The model answers if its answer has at least this probability.")
     ] = 0.5,
     database: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.db", help="A SQLite file with a table answers(question, answer)."),
+        Path | None, console.option("FILE.db", "A SQLite file with a table answers(question, answer).")
     ] = None,
     queue: Annotated[
         Path | None,
-        typer.Option(
-            parser=output_path,
-            metavar="FILE.tsv",
-            help="Append the question and your answer here if both do not know it, for training.",
+        console.path_option(
+            "FILE.tsv", "Append the question and your answer here if both do not know it, for training."
         ),
     ] = None,
     new_answer: Annotated[
-        str | None,
-        typer.Option("--answer", metavar="TEXT", help="Your answer for the queue; asked for in a terminal."),
+        str | None, console.option("TEXT", "Your answer for the queue; asked for in a terminal.", "--answer")
     ] = None,
     max_new_tokens: generation.MaxNewTokens = None,
     encoding_errors: EncodingErrors = "strict",
-    device: Device = "auto",
-    parts: Parts = None,
-    as_json: AsJson = False,
+    device: console.Device = "auto",
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Answer a question, and say where the answer comes from.
 
@@ -74,7 +57,7 @@ def ask(
     from manyheads.tasks.answering import Answerer, check_threshold
 
     check_threshold(threshold)
-    check_exists(database)
+    console.check_exists(database)
     if queue is not None:
         check_new_file(queue, force=True)
     if new_answer is not None and queue is None:
@@ -82,7 +65,7 @@ def ask(
     inputs = open_texts(question, file, whole=False, encoding_errors=encoding_errors)
 
     def load() -> Answerer:
-        checkpoint = load_checkpoint(path, device)
+        checkpoint = console.load_checkpoint(path, device)
         return Answerer.from_checkpoint(
             checkpoint, threshold=threshold, database=database, max_new_tokens=max_new_tokens
         )
@@ -94,9 +77,9 @@ def ask(
             raise UsageError("--queue is for one question", hint="give a TEXT")
         process_lines(inputs, path, load, as_json=as_json)
         return
-    with Progress(f"loading {path}"):
+    with console.Progress(f"loading {path}"):
         ((_, result),) = load().answers([inputs])
-    print_json({"schema": 1} | result.to_tree()) if as_json else print_answer(result)
+    console.print_json({"schema": 1} | result.to_tree()) if as_json else print_answer(result)
     if result.source == "none" and queue is not None:
         add_to_queue(queue, result, new_answer)
 
@@ -108,7 +91,7 @@ def print_answer(result: Answer) -> None:
     else:
         typer.echo(one_line(result.text))
     typer.echo(f"source: {result.source}")
-    print_note(f"the model: {result.guess}, probability {result.probability:.4f}")
+    console.print_note(f"the model: {result.guess}, probability {result.probability:.4f}")
 
 
 def add_to_queue(path: Path, result: Answer, text: str | None) -> None:
@@ -118,7 +101,7 @@ def add_to_queue(path: Path, result: Answer, text: str | None) -> None:
     if text is None and sys.stdin.isatty():
         text = typer.prompt("your answer (empty: none)", default="", show_default=False, err=True)
     if not text:
-        print_note(f"{path}: nothing is queued, because there is no answer")
+        console.print_note(f"{path}: nothing is queued, because there is no answer")
         return
     queue_pair(path, result.question, text)
-    print_note(f"{path}: added the question and your answer")
+    console.print_note(f"{path}: added the question and your answer")

@@ -6,23 +6,13 @@ from dataclasses import asdict
 
 import typer
 
-from manyheads.cli.console import (
-    EXIT_FAILURE,
-    AsJson,
-    CheckpointPath,
-    Parts,
-    Progress,
-    app,
-    new_table,
-    print_json,
-    stdout,
-)
+from manyheads.cli import console
 
 STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
 
 
-@app.command()
-def audit(path: CheckpointPath, parts: Parts = None, as_json: AsJson = False) -> None:
+@console.app.command()
+def audit(path: console.CheckpointPath, parts: console.Parts = None, as_json: console.AsJson = False) -> None:
     """Check that a model keeps the invariants of its architecture.
 
     Attention rows sum to one, outputs do not depend on later tokens, padding, caching and batching do not change the
@@ -34,15 +24,15 @@ def audit(path: CheckpointPath, parts: Parts = None, as_json: AsJson = False) ->
 
     from manyheads.inspect.audit import audit as run
 
-    with Progress(f"auditing {path}"):
+    with console.Progress(f"auditing {path}"):
         rows = run(path)
     if as_json:
-        print_json({"schema": 1, "rows": [asdict(row) for row in rows]})
+        console.print_json({"schema": 1, "rows": [asdict(row) for row in rows]})
     else:
-        table = new_table(["check", "status", "value", ""])
+        table = console.new_table(["check", "status", "value", ""])
         for row in rows:
             value = "" if row.value is None else f"{row.value:.3g}"
             table.add_row(row.check, Text(row.status, STYLES[row.status]), value, row.message)
-        stdout().print(table)
+        console.stdout().print(table)
     if any(row.status == "failed" for row in rows):
-        raise typer.Exit(EXIT_FAILURE)
+        raise typer.Exit(console.EXIT_FAILURE)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from manyheads.cli import generation
-from manyheads.cli.console import CheckpointPath, Device, Parts, Progress, app, load_checkpoint, print_note
+from manyheads.cli import console, generation
 from manyheads.cli.inputs import MAX_LINE_LENGTH, lines_error, open_lines
 from manyheads.errors import DataError, DataSizeError, EncodingError, InputError, ManyheadsError, UsageError
 
@@ -32,10 +31,10 @@ A line that ends in \\ continues on the next one; {QUOTES} begins and ends a mes
 makes it a message. Ctrl-C stops an answer, and what there is of it stays in the conversation."""
 
 
-@app.command()
+@console.app.command()
 def chat(
     ctx: typer.Context,
-    path: CheckpointPath,
+    path: console.CheckpointPath,
     system: generation.System = None,
     max_new_tokens: generation.MaxNewTokens = None,
     temperature: generation.Temperature = None,
@@ -46,8 +45,8 @@ def chat(
     other_settings: generation.OtherSettings = None,
     decoding: generation.Decoding = None,
     seed: generation.Seed = None,
-    device: Device = "auto",
-    parts: Parts = None,
+    device: console.Device = "auto",
+    parts: console.Parts = None,
 ) -> None:
     """Talk to a checkpoint that has a chat template.
 
@@ -63,13 +62,13 @@ def chat(
     settings = generation.settings_of(ctx.params)
     from manyheads.checkpoint.chat import Conversation
 
-    with Progress(f"loading {path}"):
-        checkpoint = load_checkpoint(path, device)
+    with console.Progress(f"loading {path}"):
+        checkpoint = console.load_checkpoint(path, device)
         checkpoint.check_reads_text()
         conversation = Conversation(checkpoint, system=system, **settings)
     context = checkpoint.context_length
     length = "" if context is None else f" · {context:,} tokens of context"
-    print_note(f"{path}{length} · /help lists the commands, Ctrl-D leaves")
+    console.print_note(f"{path}{length} · /help lists the commands, Ctrl-D leaves")
     warnings.simplefilter("always", UserWarning)  # the same turns may be dropped again after /reset
     (chat_in_terminal if sys.stdin.isatty() else answer_lines)(conversation)
 
@@ -94,9 +93,9 @@ def chat_in_terminal(conversation: Conversation) -> None:
             if interrupted:
                 raise
             interrupted = True
-            print_note("Ctrl-C again or Ctrl-D leaves")
+            console.print_note("Ctrl-C again or Ctrl-D leaves")
         except ManyheadsError as error:
-            print_note(f"manyheads: {error}")
+            console.print_note(f"manyheads: {error}")
 
 
 def answer_lines(conversation: Conversation) -> None:
@@ -119,9 +118,9 @@ def answer_lines(conversation: Conversation) -> None:
             break
         except (InputError, DataError, UsageError) as error:
             num_failed += 1
-            print_note(f"manyheads: {error}")
+            console.print_note(f"manyheads: {error}")
     if num_failed:
-        print_note(f"{lines.path}: {num_failed:,} lines were not answered")
+        console.print_note(f"{lines.path}: {num_failed:,} lines were not answered")
         raise typer.Exit(DataError.exit_status)
 
 
@@ -184,12 +183,12 @@ def respond(conversation: Conversation, text: str, is_command: bool) -> None:
             raise
         typer.echo()
         is_answered = len(conversation.messages) > before
-        print_note("stopped" if is_answered else "stopped before there was an answer; the message was removed")
+        console.print_note("stopped" if is_answered else "stopped before there was an answer; the message was removed")
         return
     typer.echo()
     answer = conversation.answer
     if answer is not None and answer.finish_reason == "length":
-        print_note(answer.note or f"the answer ends here because it has {len(answer.token_ids):,} tokens")
+        console.print_note(answer.note or f"the answer ends here because it has {len(answer.token_ids):,} tokens")
 
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -202,14 +201,14 @@ def run_command(conversation: Conversation, name: str, argument: str) -> None:
     match name:
         case "/system":
             conversation.system = argument or None
-            print_note("the system prompt is set" if argument else "the system prompt is removed")
+            console.print_note("the system prompt is set" if argument else "the system prompt is removed")
         case "/undo":
             if not conversation.undo():
                 raise UsageError("there is no message to remove")
-            print_note("the last message and its answer are removed")
+            console.print_note("the last message and its answer are removed")
         case "/reset":
             conversation.reset()
-            print_note("all messages are removed")
+            console.print_note("all messages are removed")
         case "/save":
             save(conversation, argument)
         case "/help":
@@ -222,12 +221,10 @@ def run_command(conversation: Conversation, name: str, argument: str) -> None:
 
 def save(conversation: Conversation, name: str) -> None:
     """Writes the messages as JSON, which `Checkpoint.chat` reads; raises if the file exists."""
-    from manyheads.files.write import atomic_output
+    from manyheads.files.write import write_text
 
     if not name:
         raise UsageError("/save needs the name of a file")
     path = Path(name).expanduser()
-    with atomic_output(path) as temporary:
-        text = json.dumps(conversation.messages_from(), ensure_ascii=False, indent=2)
-        temporary.write_text(f"{text}\n", encoding="utf-8")
-    print_note(f"the conversation is in {path}")
+    write_text(path, json.dumps(conversation.messages_from(), ensure_ascii=False, indent=2) + "\n")
+    console.print_note(f"the conversation is in {path}")

@@ -8,23 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyheads.cli.console import (
-    EXIT_FAILURE,
-    AsJson,
-    Device,
-    Parts,
-    Progress,
-    Quiet,
-    RunFile,
-    RunOverrides,
-    app,
-    integer,
-    new_table,
-    output_option,
-    print_json,
-    print_note,
-    stdout,
-)
+from manyheads.cli import console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,26 +17,21 @@ if TYPE_CHECKING:
     from manyheads.training.comparison import CellProgress
 
 
-@app.command()
+@console.app.command()
 def compare(
-    run: RunFile,
+    run: console.RunFile,
     axes: Annotated[
         list[str],
-        typer.Argument(
-            metavar="FIELD=A,B,…", help="A field and its values; a short name sets the field in every stack."
-        ),
+        console.argument("FIELD=A,B,…", "A field and its values; a short name sets the field in every stack."),
     ],
-    output: Annotated[
-        Path,
-        output_option("DIR", "Folder of the runs. Run the same command again to resume."),
-    ],
-    seeds: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seeds per combination.")] = 3,
-    jobs: Annotated[int, typer.Option(parser=integer, metavar="N", help="Runs in parallel, with one thread each.")] = 1,
-    device: Device = "auto",
-    overrides: RunOverrides = None,
-    parts: Parts = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    output: Annotated[Path, console.output_option("DIR", "Folder of the runs. Run the same command again to resume.")],
+    seeds: Annotated[int, console.integer_option("Random seeds per combination.")] = 3,
+    jobs: Annotated[int, console.integer_option("Runs in parallel, with one thread each.")] = 1,
+    device: console.Device = "auto",
+    overrides: console.RunOverrides = None,
+    parts: console.Parts = None,
+    quiet: console.Quiet = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Train every combination of some changes, and compare.
 
@@ -76,10 +55,10 @@ def compare(
             parts=parts or [],
             progress=progress.show,
         )
-    print_json(report) if as_json else print_comparison(report, stdout())
+    console.print_json(report) if as_json else print_comparison(report, console.stdout())
     if not quiet and not as_json and (improving := sum(cell["still_improving"] for cell in report["cells"])):
         num_runs = sum(len(cell["seeds"]) for cell in report["cells"])
-        print_note(
+        console.print_note(
             f"in {improving} of {num_runs} runs the validation loss was still falling at the end; "
             "more steps (train.steps) may change the order"
         )
@@ -87,17 +66,19 @@ def compare(
         try:
             draw_comparison(report, output / "compare.png")
             if not quiet and not as_json:
-                print_note(f"metrics are those of the validation set; curves are in {output / 'compare.png'}")
+                console.print_note(f"metrics are those of the validation set; curves are in {output / 'compare.png'}")
         except ImportError:
-            print_note("compare.png was not drawn, because matplotlib is missing: pip install 'manyheads[plot]'")
+            console.print_note(
+                "compare.png was not drawn, because matplotlib is missing: pip install 'manyheads[plot]'"
+            )
     if report["stopped"]:
-        print_note("stopped; run the same command again to resume")
+        console.print_note("stopped; run the same command again to resume")
         raise typer.Exit(EXIT_STATUS[report["stopped"]])
     if all(cell["error"] for cell in report["cells"]):
-        raise typer.Exit(EXIT_FAILURE)
+        raise typer.Exit(console.EXIT_FAILURE)
 
 
-class CompareProgress(Progress):
+class CompareProgress(console.Progress):
     """Shows which run is trained, and the metrics of each finished run."""
 
     def __init__(self, text: str, *, quiet: bool) -> None:
@@ -121,12 +102,12 @@ class CompareProgress(Progress):
         self.line(f"{run}: {result}{more}")
 
 
-def print_comparison(report: Tree, console: Console) -> None:
+def print_comparison(report: Tree, out: Console) -> None:
     """Prints one row per cell: its values, mean ± standard deviation of every metric, parameters and seconds."""
     cells = report["cells"]
     metrics = list(dict.fromkeys(name for cell in cells for name in cell["metrics"]))
     has_errors = any(cell["error"] for cell in cells)
-    table = new_table(report["axes"], [*metrics, "parameters", "seconds", *(["error"] if has_errors else [])])
+    table = console.new_table(report["axes"], [*metrics, "parameters", "seconds", *(["error"] if has_errors else [])])
     for cell in cells:
         values = [format_mean(name, cell["metrics"][name]) if name in cell["metrics"] else "" for name in metrics]
         parameters = "" if cell["parameters"] is None else f"{cell['parameters']:,}"
@@ -134,7 +115,7 @@ def print_comparison(report: Tree, console: Console) -> None:
         table.add_row(
             *cell["cell"].values(), *values, parameters, seconds, *([cell["error"] or ""] if has_errors else [])
         )
-    console.print(table)
+    out.print(table)
 
 
 def format_mean(name: str, summary: Tree) -> str:

@@ -63,6 +63,47 @@ app = typer.Typer(
 # ------------------------------------------------------------------------------------------------------------- options
 
 
+def integer(text: str | int) -> int:
+    """Parses a number on the command line."""
+    if not re.fullmatch("[+-]?[0-9]{1,30}", str(text)):
+        raise typer.BadParameter(f"given {str(text)[:40]!r}, expected an integer")
+    return int(text)
+
+
+def output_path(text: str | Path) -> Path:
+    """Parses the path of an output; an empty one, as from an unset variable of a shell, would be the current folder."""
+    if not str(text):
+        raise typer.BadParameter("given an empty path, expected the name of a file or a folder")
+    return Path(text)
+
+
+def option(metavar: str, help: str, *names: str, **settings: Any) -> Any:  # noqa: A002
+    """Declares an option with a value. Without names, the parameter's is used: `max_rows` is --max-rows."""
+    return typer.Option(*names, metavar=metavar, help=help, **settings)
+
+
+def integer_option(help: str, *names: str, metavar: str = "N") -> Any:  # noqa: A002
+    return option(metavar, help, *names, parser=integer)
+
+
+def path_option(metavar: str, help: str, *names: str) -> Any:  # noqa: A002
+    """Declares an option for the path of an output."""
+    return option(metavar, help, *names, parser=output_path)
+
+
+def output_option(metavar: str, help: str) -> Any:  # noqa: A002
+    return path_option(metavar, help, "--output", "-o")
+
+
+def flag(name: str, help: str) -> Any:  # noqa: A002
+    """Declares an option without a value."""
+    return typer.Option(name, help=help)
+
+
+def argument(metavar: str, help: str, **settings: Any) -> Any:  # noqa: A002
+    return typer.Argument(metavar=metavar, help=help, **settings)
+
+
 def print_version(requested: bool) -> None:
     if requested:
         import torch
@@ -79,16 +120,9 @@ def global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show version, torch and device.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, flag("--debug", "Show the traceback of an error.")] = False,
 ) -> None:
     """Declares the options before the command; `main` handles --debug, so that it may also follow the command."""
-
-
-def integer(text: str | int) -> int:
-    """Parses a number on the command line."""
-    if not re.fullmatch("[+-]?[0-9]{1,30}", str(text)):
-        raise typer.BadParameter(f"given {str(text)[:40]!r}, expected an integer")
-    return int(text)
 
 
 def check_exists(path: str | Path | None) -> None:
@@ -112,17 +146,6 @@ def load_checkpoint(path: str, device: str) -> Checkpoint:
     return load(path, device=resolve_device(device))
 
 
-def output_path(text: str | Path) -> Path:
-    """Parses the path of an output; an empty one, as from an unset variable of a shell, would be the current folder."""
-    if not str(text):
-        raise typer.BadParameter("given an empty path, expected the name of a file or a folder")
-    return Path(text)
-
-
-def output_option(metavar: str, help: str) -> Any:  # noqa: A002
-    return typer.Option("--output", "-o", parser=output_path, metavar=metavar, help=help)
-
-
 def load_user_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
     if paths and not context.resilient_parsing:
         from manyheads import spec
@@ -134,34 +157,30 @@ def load_user_parts(context: typer.Context, paths: list[Path] | None) -> list[Pa
 
 def overrides_option(example: str) -> Any:
     help = f"Override one field; may be repeated. Example: -s {example}"  # noqa: A001
-    return typer.Option("--set", "-s", metavar="PATH=VALUE", help=help)
+    return option("PATH=VALUE", help, "--set", "-s")
 
 
 ModelOverrides = Annotated[list[str] | None, overrides_option("decoder.position=rope")]
 RunOverrides = Annotated[list[str] | None, overrides_option("model.decoder.position=rope")]
 Parts = Annotated[
     list[Path] | None,
-    typer.Option(
+    option(
+        "FILE.py",
+        "A Python file with your own parts; may be repeated. This file is executed; no other file is.",
         "--parts",
-        metavar="FILE.py",
         callback=load_user_parts,
-        help="A Python file with your own parts; may be repeated. This file is executed; no other file is.",
     ),
 ]
-Device = Annotated[
-    str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda, cuda:1 or mps; auto uses a GPU if there is one.")
-]
+Device = Annotated[str, option("DEVICE", "auto, cpu, cuda, cuda:1 or mps; auto uses a GPU if there is one.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only warnings and errors.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; errors too, on standard error.")]
-RunFile = Annotated[
-    Path, typer.Argument(metavar="RUN.toml", help="A run file: model, data, tokenizer, task, training.")
-]
+AsJson = Annotated[bool, flag("--json", "Print one JSON object; errors too, on standard error.")]
+RunFile = Annotated[Path, argument("RUN.toml", "A run file: model, data, tokenizer, task, training.")]
 CheckpointPath = Annotated[
     str,
-    typer.Argument(
-        metavar="PATH",
+    argument(
+        "PATH",
+        "A run folder, a Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, or a fairseq folder.",
         callback=check_checkpoint_path,
-        help="A run folder, a Hugging Face folder, OWNER/NAME on the Hub, a .gguf file, or a fairseq folder.",
     ),
 ]
 

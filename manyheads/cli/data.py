@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import (
-    AsJson,
-    Parts,
-    Progress,
-    RunFile,
-    RunOverrides,
-    app,
-    output_option,
-    print_json,
-    print_note,
-    stdout,
-)
+from manyheads.cli import console
 from manyheads.errors import ConfigFileError, IncompatibleError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -38,16 +27,16 @@ MAX_CLASSES = 12  # classes that are listed
 BAR_WIDTH = 48  # characters
 
 data_app = typer.Typer(help="Show data, or prepare it once for many runs.", rich_markup_mode=None, no_args_is_help=True)
-app.add_typer(data_app, name="data")
+console.app.add_typer(data_app, name="data")
 
 
 @data_app.command("prepare")
 def data_prepare(
-    run: RunFile,
-    output: Annotated[Path, output_option("DIR", "Folder to write; must not exist.")],
-    overrides: RunOverrides = None,
-    parts: Parts = None,
-    as_json: AsJson = False,
+    run: console.RunFile,
+    output: Annotated[Path, console.output_option("DIR", "Folder to write; must not exist.")],
+    overrides: console.RunOverrides = None,
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Tokenize a run's data once; runs then read it with data = { kind = "tokenized", path = "DIR" }.
 
@@ -57,10 +46,10 @@ def data_prepare(
 
     prepare_run(read_run_file(run, overrides or []), output)
     if as_json:
-        print_json({"schema": 1, "path": str(output)})
+        console.print_json({"schema": 1, "path": str(output)})
     else:
         path = json.dumps(str(output), ensure_ascii=False)
-        print_note(f'wrote {output}; in a run file: data = {{ kind = "tokenized", path = {path} }}')
+        console.print_note(f'wrote {output}; in a run file: data = {{ kind = "tokenized", path = {path} }}')
 
 
 def prepare_run(spec: RunSpec, folder: Path) -> None:
@@ -73,7 +62,7 @@ def prepare_run(spec: RunSpec, folder: Path) -> None:
     if spec.data.tokenized_folder:
         raise IncompatibleError(f"{spec.data.tokenized_folder} is tokenized already", ("data",))
     check_absent(folder)
-    with handle_signals() as should_stop, Progress("reading the data") as progress:
+    with handle_signals() as should_stop, console.Progress("reading the data") as progress:
 
         def update(split: str, done: int, total: int) -> None:
             progress.update(f"{split} row", done, total)
@@ -82,25 +71,25 @@ def prepare_run(spec: RunSpec, folder: Path) -> None:
 
         data = prepare_data(spec)
         write_tokenized(data.corpus, data.tokenizer, folder, tokenizer_spec=spec.tokenizer, progress=update)
-    print_note(f"{data.corpus.description}; a vocabulary of {data.tokenizer.get_vocab_size():,} tokens")
+    console.print_note(f"{data.corpus.description}; a vocabulary of {data.tokenizer.get_vocab_size():,} tokens")
 
 
 @data_app.command("show")
 def data_show(
     target: Annotated[
-        Path, typer.Argument(metavar="RUN.toml|DIR", help="A run file, a run folder, or a folder of tokenized data.")
+        Path, console.argument("RUN.toml|DIR", "A run file, a run folder, or a folder of tokenized data.")
     ],
-    overrides: RunOverrides = None,
-    parts: Parts = None,
-    as_json: AsJson = False,
+    overrides: console.RunOverrides = None,
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Count rows, classes and tokens, and show a histogram of the lengths and a few rows.
 
     Example: manyheads data show run.toml
     """
-    with Progress(f"reading {target}"):
+    with console.Progress(f"reading {target}"):
         description = describe_data(target, overrides or [])
-    print_json(description) if as_json else print_data(description, stdout())
+    console.print_json(description) if as_json else print_data(description, console.stdout())
 
 
 def describe_data(target: Path, overrides: list[str]) -> Tree:
@@ -170,29 +159,29 @@ def describe_lengths(lengths: NDArray[np.int64]) -> Tree:
     }
 
 
-def print_data(data: Tree, console: Console) -> None:
-    console.print(data["description"])
+def print_data(data: Tree, out: Console) -> None:
+    out.print(data["description"])
     if data["padding"] is not None:
         size = f"at most {data['batch_tokens']:,} tokens, {data['padding']:.1%} padding"
-        console.print(f"{data['batches']:,} batches per epoch, each {size}")
+        out.print(f"{data['batches']:,} batches per epoch, each {size}")
     if classes := data["classes"]:
         names = ", ".join(f"{name} {count:,}" for name, count in list(classes.items())[:MAX_CLASSES])
         more = f" and {len(classes) - MAX_CLASSES:,} more" if len(classes) > MAX_CLASSES else ""
-        console.print(f"{len(classes):,} classes: {names}{more}")
+        out.print(f"{len(classes):,} classes: {names}{more}")
     for name, lengths in data["lengths"].items():
         spread = f"median {lengths['median']:g}, mean {lengths['mean']:.3g}, 95 % at most {lengths['percentile_95']:g}"
         per_row = f"{lengths['min']:,} to {lengths['max']:,} per row, {spread}"
-        console.print(f"\n{name}: {lengths['tokens']:,} training tokens; {per_row}")
-        print_histogram(lengths["histogram"], console)
+        out.print(f"\n{name}: {lengths['tokens']:,} training tokens; {per_row}")
+        print_histogram(lengths["histogram"], out)
     for sample in data["samples"]:
-        console.print()
+        out.print()
         for name, text in sample.items():
-            console.print(f"{name}: {one_line(' '.join(text.split())[:400])}")
+            out.print(f"{name}: {one_line(' '.join(text.split())[:400])}")
 
 
-def print_histogram(histogram: Tree, console: Console) -> None:
+def print_histogram(histogram: Tree, out: Console) -> None:
     edges, counts = histogram["edges"], histogram["counts"]
     for low, high, count in zip(edges, edges[1:], counts, strict=False):
         label = f"{low:,}" if high - low == 1 else f"{low:,}–{high - 1:,}"
         bar = "█" * round(BAR_WIDTH * count / max(counts)) or ("▏" if count else "")
-        console.print(f"  {label:>{2 * len(f'{edges[-1]:,}') + 1}} {bar} {count:,}")
+        out.print(f"  {label:>{2 * len(f'{edges[-1]:,}') + 1}} {bar} {count:,}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import app, output_option, print_note, stdout
+from manyheads.cli import console
 from manyheads.cli.look import STUDIO_HINT, print_matrix, render_page
 from manyheads.cli.train import train_and_show
 
@@ -52,9 +52,9 @@ EXAMPLES = (*range(0, 240, 40), 214)  # rows of the validation set; the last has
 DATE = "25 December 2031"  # shown in the page
 
 
-@app.command()
+@console.app.command()
 def demo(
-    output: Annotated[Path, output_option("DIR", "Run folder. Run the same command again to resume.")] = Path(
+    output: Annotated[Path, console.output_option("DIR", "Run folder. Run the same command again to resume.")] = Path(
         "runs/dates"
     ),
 ) -> None:
@@ -68,16 +68,16 @@ def demo(
     from manyheads.checkpoint.loading import load
     from manyheads.training.run import read_run
 
-    console, spec = stdout(), read_run(RUN)
+    out, spec = console.stdout(), read_run(RUN)
     _, exit_status = train_and_show(spec, output)
     if exit_status:
-        print_note("stopped, and saved; run the same command again to resume")
+        console.print_note("stopped, and saved; run the same command again to resume")
         raise typer.Exit(exit_status)
     checkpoint, rows = load(output), spec.data.load().validation
-    print_examples(checkpoint, [rows[i] for i in EXAMPLES], console)
-    print_attention(checkpoint, rows[120][0], console)
+    print_examples(checkpoint, [rows[i] for i in EXAMPLES], out)
+    print_attention(checkpoint, rows[120][0], out)
     folder = shlex.quote(str(output))
-    console.print("\nNext:")
+    out.print("\nNext:")
     commands = (
         f'predict {folder} "25.12.2031"',
         f'predict {folder} "<en> 5/6/2031"',
@@ -85,12 +85,12 @@ def demo(
         f"audit {folder}",
     )
     for command in commands:
-        console.print(f"  {program_name()} {command}", soft_wrap=True)
-    console.print(f"\n{write_demo_page(checkpoint, output)}", soft_wrap=True)
-    console.print(f'  {program_name()} look {folder} "{DATE}"', soft_wrap=True)
+        out.print(f"  {program_name()} {command}", soft_wrap=True)
+    out.print(f"\n{write_demo_page(checkpoint, output)}", soft_wrap=True)
+    out.print(f'  {program_name()} look {folder} "{DATE}"', soft_wrap=True)
 
 
-def print_examples(checkpoint: Checkpoint, rows: Sequence[Sequence[str]], console: Console) -> None:
+def print_examples(checkpoint: Checkpoint, rows: Sequence[Sequence[str]], out: Console) -> None:
     """Prints the exact match of the validation set, and some of its dates with what the model generates."""
     from manyheads.files.manifest import TRAINER
     from manyheads.files.read import read_json_or_empty
@@ -99,26 +99,23 @@ def print_examples(checkpoint: Checkpoint, rows: Sequence[Sequence[str]], consol
     assert checkpoint.path is not None
     state = read_json_or_empty(checkpoint.path / TRAINER)
     score = format_value("exact_match", state["metrics"]["exact_match"] or 0.0)
-    console.print(
-        f"{score} of the dates in the validation set are exact after {state['step']:,} steps. Some of them:\n"
-    )
+    out.print(f"{score} of the dates in the validation set are exact after {state['step']:,} steps. Some of them:\n")
     for source, target in rows:
         generated = checkpoint.generate(source, max_new_tokens=16)
         is_exact = generated.replace(" ", "") == target.replace(" ", "")
-        console.print(f"  {source:<38} → {generated:<12} {'' if is_exact else f'(target: {target})'}", soft_wrap=True)
-    console.print(f"\n{TAG}", soft_wrap=True)
+        out.print(f"  {source:<38} → {generated:<12} {'' if is_exact else f'(target: {target})'}", soft_wrap=True)
+    out.print(f"\n{TAG}", soft_wrap=True)
 
 
 def write_demo_page(checkpoint: Checkpoint, folder: Path) -> str:
     """Writes the offline page into the run folder, in the place of an earlier one; returns a sentence about it."""
     if find_spec("fastapi") is None:
         return f"Every head, in a page (needs {STUDIO_HINT}):"
-    from manyheads.files.write import explain_write_errors, write_atomic
+    from manyheads.files.write import write_text
 
     page, _ = render_page(checkpoint, str(folder), DATE)
     path = folder / "look.html"
-    with explain_write_errors(path):
-        write_atomic(path, page)
+    write_text(path, page, overwrite=True)
     return f"Every head for “{DATE}”: open {path} ({len(page.encode()) / 1e6:.1f} MB, offline). For other dates:"
 
 
@@ -128,7 +125,7 @@ def program_name() -> str:
     return "manyheads" if shutil.which("manyheads") else "python -m manyheads" if path.endswith("__main__.py") else path
 
 
-def print_attention(checkpoint: Checkpoint, text: str, console: Console) -> None:
+def print_attention(checkpoint: Checkpoint, text: str, out: Console) -> None:
     """Prints the last cross-attention, averaged over heads, with a row per generated and a column per input token."""
     import torch
 
@@ -142,5 +139,5 @@ def print_attention(checkpoint: Checkpoint, text: str, console: Console) -> None
     weights_LM = [attention for attention in attentions if "cross" in attention.name][-1].weights()[0].mean(dim=0)
     columns = [token.strip("▁") or " " for token in encoding.tokens]  # ▁ stands for a space
     rows = [checkpoint.tokenizer.id_to_token(token).strip("▁") for token in generated] + ["</s>"]
-    console.print(f"\nCross-attention while generating {''.join(rows[:-1])} (last layer, mean over heads):\n")
-    print_matrix(weights_LM.tolist(), rows, columns, console)
+    out.print(f"\nCross-attention while generating {''.join(rows[:-1])} (last layer, mean over heads):\n")
+    print_matrix(weights_LM.tolist(), rows, columns, out)

@@ -8,26 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from manyheads.cli import generation
-from manyheads.cli.console import (
-    AsJson,
-    CheckpointPath,
-    Device,
-    Parts,
-    Progress,
-    Quiet,
-    RunOverrides,
-    app,
-    check_exists,
-    integer,
-    new_table,
-    output_option,
-    print_json,
-    shade,
-    stdout,
-)
+from manyheads.cli import console, generation
 from manyheads.errors import MissingExtraError, one_line
 
 if TYPE_CHECKING:
@@ -43,50 +24,43 @@ DEFAULT_IMAGES = 8  # in a .png if --examples is not given
 ARROWS = {"lower": "↓", "higher": "↑"}
 
 
-@app.command()
+@console.app.command()
 def evaluate(
-    path: CheckpointPath,
+    path: console.CheckpointPath,
     data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Evaluate on all rows of this file instead of the run's data.")
+        str | None, console.option("FILE", "Evaluate on all rows of this file instead of the run's data.")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(metavar="TASK", help="A kind of 'manyheads show task' [default: the checkpoint's].")
+        str | None, console.option("TASK", "A kind of 'manyheads show task' [default: the checkpoint's].")
     ] = None,
-    split: Annotated[str, typer.Option(metavar="SPLIT", help="validation, test or train.")] = "validation",
-    overrides: RunOverrides = None,
-    max_rows: Annotated[int | None, typer.Option(parser=integer, metavar="N", help="Only the first N rows.")] = None,
-    max_length: Annotated[
-        int | None, typer.Option(parser=integer, metavar="N", help="Truncate texts to this many tokens.")
-    ] = None,
+    split: Annotated[str, console.option("SPLIT", "validation, test or train.")] = "validation",
+    overrides: console.RunOverrides = None,
+    max_rows: Annotated[int | None, console.integer_option("Only the first N rows.")] = None,
+    max_length: Annotated[int | None, console.integer_option("Truncate texts to this many tokens.")] = None,
     num_beams: Annotated[
-        int | None,
-        typer.Option(parser=integer, metavar="N", help="Beam width; 1 is greedy [default: 4 with decoding gnmt-beam]."),
+        int | None, console.integer_option("Beam width; 1 is greedy [default: 4 with decoding gnmt-beam].")
     ] = None,
     length_penalty: generation.LengthPenalty = None,
     decoding: generation.Decoding = None,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option(
-            parser=integer,
-            metavar="N",
-            help="Maximum tokens to generate [default: 8 more than twice the longest of 1,000 training targets].",
+        console.integer_option(
+            "Maximum tokens to generate [default: 8 more than twice the longest of 1,000 training targets]."
         ),
     ] = None,
-    examples: Annotated[
-        int, typer.Option(parser=integer, metavar="N", help="Show the first N outputs with their targets.")
-    ] = 0,
+    examples: Annotated[int, console.integer_option("Show the first N outputs with their targets.")] = 0,
     output: Annotated[
         Path | None,
-        output_option(
+        console.output_option(
             "FILE",
             "Write text, reference and prediction of each row as JSON lines; "
             "of retrieval query, document and rank; of mae images as a .png.",
         ),
     ] = None,
-    parts: Parts = None,
-    device: Device = "auto",
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    parts: console.Parts = None,
+    device: console.Device = "auto",
+    quiet: console.Quiet = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Score a model on its validation set, next to baselines.
 
@@ -96,9 +70,9 @@ def evaluate(
     from manyheads.training.evaluator import evaluate as run
 
     check_output(output)
-    check_exists(data)
+    console.check_exists(data)
     is_image = output is not None and output.suffix == ".png"
-    with Progress(f"loading {path}", quiet=quiet or as_json) as progress:
+    with console.Progress(f"loading {path}", quiet=quiet or as_json) as progress:
         report = run(
             path,
             data=data,
@@ -116,77 +90,77 @@ def evaluate(
         )
     outputs = report.pop("outputs")
     short_report = report | {"examples": report["examples"][:examples]}
-    print_json(short_report) if as_json else print_report(short_report, stdout())
+    console.print_json(short_report) if as_json else print_report(short_report, console.stdout())
     if output is not None:
         write_output(output, outputs, report["examples"])
 
 
-def print_report(report: Tree, console: Console) -> None:
+def print_report(report: Tree, out: Console) -> None:
     """Prints a table with one row per metric and one column per model; the primary metrics are bold."""
     from rich.table import Column, Table
 
     from manyheads.metrics.metric import format_value
 
     documents = f" among {report['documents']:,} documents" if "documents" in report else ""
-    console.print(
-        f"{report['task']} · {report['split']} · {report['rows']:,} rows{documents} · {report['seconds']:,.1f} s"
-    )
-    console.print(report["data"], style="dim")
-    table = new_table(["metric", ""], report["scores"])
+    out.print(f"{report['task']} · {report['split']} · {report['rows']:,} rows{documents} · {report['seconds']:,.1f} s")
+    out.print(report["data"], style="dim")
+    table = console.new_table(["metric", ""], report["scores"])
     for metric, better in report["better"].items():
         values = [scores.get(metric) for scores in report["scores"].values()]
         cells = ["–" if value is None else format_value(metric, value) for value in values]
         table.add_row(metric, ARROWS[better], *cells, style="bold" if metric in report["primary"] else "dim")
-    console.print(table)
+    out.print(table)
     if "by_class" in report:
-        print_classes(report, console)
+        print_classes(report, out)
     for line in (*report["notes"], *(f"{name}: {signature}" for name, signature in report["signatures"].items())):
-        console.print(line, style="dim")
+        out.print(line, style="dim")
     for example in report["examples"]:
-        console.print()
+        out.print()
         if has_images(example):
             images = Table(
                 *(Column(name, no_wrap=True) for name in example), box=None, show_edge=False, header_style="dim"
             )
-            images.add_row(*(image_text(image, console) for image in example.values()))
-            console.print(images)
+            images.add_row(*(image_text(image, out) for image in example.values()))
+            out.print(images)
         else:
             for name, text in example.items():
-                console.print(f"  {name:>9}  {one_line(text)}")
+                out.print(f"  {name:>9}  {one_line(text)}")
 
 
-def print_classes(report: Tree, console: Console) -> None:
+def print_classes(report: Tree, out: Console) -> None:
     """Prints precision, recall and F₁ of the classes, and the confusion matrix; only the worst if there are many."""
     rows, names, matrix = report["by_class"], report["classes"], report["confusion_matrix"]
     worst = sorted((row for row in rows if row["f1"] is not None), key=lambda row: (row["f1"], -row["rows"]))
     is_long = len(rows) > MAX_CLASSES
     title = f"the {MAX_CLASSES} classes of {len(rows):,} with the lowest F₁; --json has all" if is_long else None
     scores = ("precision", "recall", "f1")
-    table = new_table(["class"], [*scores, "rows"], title=title)
+    table = console.new_table(["class"], [*scores, "rows"], title=title)
     for row in worst[:MAX_CLASSES] if is_long else rows:
         cells = ("–" if row[name] is None else f"{row[name]:.4f}" for name in scores)
         table.add_row(one_line(row["class"]), *cells, f"{row['rows']:,}")
-    console.print()
-    console.print(table)
-    console.print()
+    out.print()
+    out.print(table)
+    out.print()
     if len(names) <= MAX_MATRIX:
-        table = new_table(["target ↓ predicted →"], [one_line(name) for name in names], title="confusion matrix")
+        table = console.new_table(
+            ["target ↓ predicted →"], [one_line(name) for name in names], title="confusion matrix"
+        )
         for name, counts in zip(names, matrix, strict=True):
             table.add_row(one_line(name), *(f"{count:,}" if count else "·" for count in counts))
-        console.print(table)
+        out.print(table)
         return
     pairs = [(n, i, k) for i, counts in enumerate(matrix) for k, n in enumerate(counts) if n and i != k]
-    table = new_table(["target", "predicted"], ["rows"], title="the most frequent confusions")
+    table = console.new_table(["target", "predicted"], ["rows"], title="the most frequent confusions")
     for count, i, k in sorted(pairs, key=lambda pair: -pair[0])[:MAX_CONFUSIONS]:
         table.add_row(one_line(names[i]), one_line(names[k]), f"{count:,}")
-    console.print(table)
+    out.print(table)
 
 
 def has_images(example: Tree) -> bool:
     return not any(isinstance(value, str) for value in example.values())
 
 
-def image_text(image: Any, console: Console) -> Text:
+def image_text(image: Any, out: Console) -> Text:
     """Renders an image as text, with one character per two pixels, one above the other; without colours, as shades."""
     import numpy as np
     from rich.text import Text
@@ -198,8 +172,8 @@ def image_text(image: Any, console: Console) -> Text:
     for upper_row, lower_row in zip(pixels[::2], pixels[1::2], strict=True):
         line = Text()
         for pair in zip(upper_row, lower_row, strict=True):
-            if console.color_system is None:
-                line.append(shade(float(np.mean(pair))))
+            if out.color_system is None:
+                line.append(console.shade(float(np.mean(pair))))
             else:
                 upper, lower = (f"rgb({','.join(str(round(255 * value)) for value in pixel)})" for pixel in pair)
                 line.append("▀", style=f"{upper} on {lower}")

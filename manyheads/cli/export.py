@@ -5,31 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from manyheads.cli.console import AsJson, CheckpointPath, Parts, Progress, app, output_path, print_json, print_note
+from manyheads.cli import console
 
 
-@app.command()
+@console.app.command()
 def export(
-    path: CheckpointPath,
+    path: console.CheckpointPath,
     target: Annotated[
-        Path, typer.Argument(parser=output_path, metavar="TARGET", help="Folder or file to write; must not exist.")
+        Path, console.argument("TARGET", "Folder or file to write; must not exist.", parser=console.output_path)
     ],
     to: Annotated[
         str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="hf (transformers), gguf (llama.cpp), onnx (onnxruntime) or manyheads (any model, this library only) "
+        console.option(
+            "FORMAT",
+            "hf (transformers), gguf (llama.cpp), onnx (onnxruntime) or manyheads (any model, this library only) "
             "[default: gguf if TARGET ends in .gguf, otherwise hf].",
         ),
     ] = None,
     outtype: Annotated[
-        str | None,
-        typer.Option(metavar="FORM", help="Storage of matrices in a GGUF file: f32, f16 or q8_0 [default: f32]."),
+        str | None, console.option("FORM", "Storage of matrices in a GGUF file: f32, f16 or q8_0 [default: f32].")
     ] = None,
-    parts: Parts = None,
-    as_json: AsJson = False,
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Write a checkpoint in the format of another library.
 
@@ -39,6 +36,9 @@ def export(
     from manyheads.checkpoint.exporter import export as run
 
     to = to or ("gguf" if target.suffix == ".gguf" else "hf")
-    with Progress(f"exporting {path} to {target}"):
+    with console.Progress(f"exporting {path} to {target}"):
         run(path, target, to=to, outtype=outtype)
-    print_json({"schema": 1, "path": str(target), "format": to}) if as_json else print_note(f"wrote {target}")
+    if as_json:
+        console.print_json({"schema": 1, "path": str(target), "format": to})
+    else:
+        console.print_note(f"wrote {target}")

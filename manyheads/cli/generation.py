@@ -7,52 +7,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from manyheads.cli.console import check_exists, integer
+from manyheads.cli import console
 from manyheads.errors import FileAccessError, GenerationConfigError, UsageError
 
 MaxNewTokens = Annotated[
-    int | None,
-    typer.Option(
-        parser=integer,
-        metavar="N",
-        help="Maximum tokens to generate [default: the checkpoint's, or 64; 512 in a chat].",
-    ),
+    int | None, console.integer_option("Maximum tokens to generate [default: the checkpoint's, or 64; 512 in a chat].")
 ]
 Temperature = Annotated[
-    float | None, typer.Option(metavar="T", help="Sampling temperature; 0 is greedy [default: the checkpoint's].")
+    float | None, console.option("T", "Sampling temperature; 0 is greedy [default: the checkpoint's].")
 ]
-TopK = Annotated[int | None, typer.Option(parser=integer, metavar="K", help="Sample from the K most probable tokens.")]
-TopP = Annotated[float | None, typer.Option(metavar="P", help="Sample from the most probable tokens that sum to P.")]
+TopK = Annotated[int | None, console.integer_option("Sample from the K most probable tokens.", metavar="K")]
+TopP = Annotated[float | None, console.option("P", "Sample from the most probable tokens that sum to P.")]
 RepetitionPenalty = Annotated[
-    float | None, typer.Option(metavar="THETA", help="Above 1, makes tokens of the text so far less probable.")
+    float | None, console.option("THETA", "Above 1, makes tokens of the text so far less probable.")
 ]
 Stop = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TEXT", help=r"End at this text; may be repeated. \n is a line break, \t a tab."),
+    list[str] | None, console.option("TEXT", r"End at this text; may be repeated. \n is a line break, \t a tab.")
 ]
 OtherSettings = Annotated[
     list[str] | None,
-    typer.Option(
+    console.option(
+        "NAME=VALUE",
+        "Any other setting of 'manyheads show decoding' and 'manyheads show logits_processor', such as min_p=0.1.",
         "--set",
         "-s",
-        metavar="NAME=VALUE",
-        help="Any other setting of 'manyheads show decoding' and 'manyheads show logits_processor', such as min_p=0.1.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(parser=integer, metavar="N", help="Random seed for sampling [default: 0].")]
-System = Annotated[
-    str | None, typer.Option("--system", metavar="TEXT", help="The system prompt, which says how to answer.")
-]
+Seed = Annotated[int | None, console.integer_option("Random seed for sampling [default: 0].")]
+System = Annotated[str | None, console.option("TEXT", "The system prompt, which says how to answer.", "--system")]
 LengthPenalty = Annotated[
-    float | None, typer.Option(metavar="ALPHA", help="α of beam search: log p / length^α. Higher gives longer texts.")
+    float | None, console.option("ALPHA", "α of beam search: log p / length^α. Higher gives longer texts.")
 ]
 Decoding = Annotated[
     str | None,
-    typer.Option(
-        metavar="KIND", help="Decoding method, one of 'manyheads show decoding', or a table, {kind = ..., ...}."
-    ),
+    console.option("KIND", "Decoding method, one of 'manyheads show decoding', or a table, {kind = ..., ...}."),
 ]
 
 # the options that are settings of generation of the same name
@@ -93,7 +81,7 @@ def read_schema(value: str) -> str:
     if value.lstrip()[:1] in ("", "{", "[", '"') or value.strip() in ("true", "false"):
         return value
     path = Path(value)
-    check_exists(path)
+    console.check_exists(path)
     try:
         return decode(read_bytes(path, MAX_BYTES, error=GenerationConfigError), path, error=GenerationConfigError)
     except OSError as error:

@@ -6,29 +6,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from manyheads.cli.console import (
-    AsJson,
-    CheckpointPath,
-    Device,
-    Parts,
-    Progress,
-    app,
-    check_exists,
-    integer,
-    load_checkpoint,
-    new_table,
-    print_json,
-    print_note,
-    stdout,
-)
+from manyheads.cli import console
 from manyheads.errors import EmptyDataError, InputLengthError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from manyheads.checkpoint.checkpoint import Checkpoint
-    from manyheads.inspect.dependencies import RelationHead
-    from manyheads.inspect.measure import HeadPattern
+    from manyheads.spec import Tree
 
 MIN_COUNT = 10
 
@@ -36,7 +21,7 @@ MIN_COUNT = 10
 def check_file(file: Path) -> Path:
     from manyheads.data.records import has_suffix
 
-    check_exists(file)
+    console.check_exists(file)
     if not has_suffix(file, ".conllu", ".txt"):
         raise UsageError(f"{file} is neither a .conllu nor a .txt file, which may be gzipped")
     return file
@@ -45,7 +30,7 @@ def check_file(file: Path) -> Path:
 class Rows:
     """The rows of a file that the model can read whole, counted, with progress."""
 
-    def __init__(self, checkpoint: Checkpoint, rows: Sequence[Sequence[Any]], progress: Progress) -> None:
+    def __init__(self, checkpoint: Checkpoint, rows: Sequence[Sequence[Any]], progress: console.Progress) -> None:
         self.checkpoint, self.rows, self.progress, self.too_long = checkpoint, rows, progress, 0
 
     def __iter__(self) -> Iterator[tuple[list[int], Sequence[Any]]]:
@@ -60,20 +45,17 @@ class Rows:
         return {"rows": len(self.rows), "too_long": self.too_long}
 
 
-@app.command()
+@console.app.command()
 def heads(
-    path: CheckpointPath,
-    file: Annotated[Path, typer.Argument(metavar="FILE", callback=check_file, help="A .conllu or .txt file.")],
+    path: console.CheckpointPath,
+    file: Annotated[Path, console.argument("FILE", "A .conllu or .txt file.", callback=check_file)],
     min_count: Annotated[
-        int | None,
-        typer.Option(parser=integer, metavar="N", help=f"Links of a relation that is shown [default: {MIN_COUNT}]."),
+        int | None, console.integer_option(f"Links of a relation that is shown [default: {MIN_COUNT}].")
     ] = None,
-    max_rows: Annotated[
-        int | None, typer.Option(parser=integer, metavar="N", help="Read only the first N sentences or lines.")
-    ] = None,
-    device: Device = "auto",
-    parts: Parts = None,
-    as_json: AsJson = False,
+    max_rows: Annotated[int | None, console.integer_option("Read only the first N sentences or lines.")] = None,
+    device: console.Device = "auto",
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Find the heads that follow grammatical relations or fixed patterns.
 
@@ -93,19 +75,20 @@ def heads(
     for option, number in (("--min-count", min_count), ("--max-rows", max_rows)):
         if number is not None and number < 1:
             raise UsageError(f"{option} is {number}, expected 1 or more")
-    with Progress(f"loading {path}") as progress:
-        checkpoint = load_checkpoint(path, device)
-        rows = Rows(checkpoint, (read_trees(file) if is_tree else read_lines(file))[:max_rows], progress)
+    with console.Progress(f"loading {path}") as progress:
+        checkpoint = console.load_checkpoint(path, device)
         if is_tree:
-            relations = find_relations(rows, MIN_COUNT if min_count is None else min_count)
+            rows = Rows(checkpoint, read_trees(file)[:max_rows], progress)
+            tree, *texts = find_relations(rows, min_count or MIN_COUNT)
         else:
-            patterns = find_patterns(rows)
+            rows = Rows(checkpoint, read_lines(file)[:max_rows], progress)
+            tree, *texts = find_patterns(rows)
     if rows.too_long:
-        print_note(f"{rows.too_long:,} of {len(rows.rows):,} rows are too long for the model, and left out")
-    if is_tree:
-        print_relations(relations, rows, as_json=as_json)
+        console.print_note(f"{rows.too_long:,} of {len(rows.rows):,} rows are too long for the model, and left out")
+    if as_json:
+        console.print_json({"schema": 1} | rows.counts() | tree)
     else:
-        print_patterns(patterns, rows, as_json=as_json)
+        console.stdout().print(*texts, sep="\n")
 
 
 def read_trees(file: Path) -> Sequence[Sequence[Any]]:
@@ -121,61 +104,40 @@ def read_lines(file: Path) -> list[tuple[str]]:
     return [(line,) for _, line in open_lines(file, "strict") if line.strip()]
 
 
-# ----------------------------------------------------------------------------------------------------------- relations
+def find_relations(rows: Rows, min_count: int) -> tuple[Tree, Table, str]:
+    """The best head of each relation as plain data, as a table, and a summary."""
+    from dataclasses import asdict
 
-
-def find_relations(rows: Rows, min_count: int) -> list[RelationHead]:
     from manyheads.inspect.dependencies import check_reads_words, relation_heads, tree_links
 
     check_reads_words(rows.checkpoint)
     sentences = ((text, tree_links(arcs, relations) + list(links)) for _, (text, arcs, relations, links) in rows)
-    return relation_heads(rows.checkpoint, sentences, min_count=min_count)
-
-
-def print_relations(found: Sequence[RelationHead], rows: Rows, *, as_json: bool) -> None:
-    from dataclasses import asdict
-
-    if as_json:
-        relations = [asdict(relation) | {"is_better": relation.is_better} for relation in found]
-        print_json({"schema": 1} | rows.counts() | {"relations": relations})
-        return
-    table = new_table(["relation", "best head"], ["links", "accuracy", "best offset", "its accuracy", ""])
+    found = relation_heads(rows.checkpoint, sentences, min_count=min_count)
+    table = console.new_table(["relation", "best head"], ["links", "accuracy", "best offset", "its accuracy", ""])
     for relation in found:
         table.add_row(
             relation.relation, f"{relation.attention}, head {relation.head}" if relation.attention else "none",
             f"{relation.count:,}", f"{relation.accuracy:.1%}",
             f"{relation.offset:+d}", f"{relation.offset_accuracy:.1%}", "better" if relation.is_better else "",
         )  # fmt: skip
-    stdout().print(table)
     better = sum(relation.is_better for relation in found)
-    stdout().print(f"In {better:,} of {len(found):,} relations the best head is better than the best offset.")
+    summary = f"In {better:,} of {len(found):,} relations the best head is better than the best offset."
+    return {"relations": [asdict(relation) | {"is_better": relation.is_better} for relation in found]}, table, summary
 
 
-# ------------------------------------------------------------------------------------------------------------ patterns
-
-
-def find_patterns(rows: Rows) -> list[HeadPattern]:
-    from manyheads.inspect.measure import head_patterns
+def find_patterns(rows: Rows) -> tuple[Tree, Table]:
+    """The patterns of every head as plain data, and the best head of each pattern as a table."""
+    from manyheads.inspect.measure import PATTERNS, head_patterns
 
     if rows.checkpoint.has_source:
         raise UnsupportedError("patterns of heads are for a model with one stack; this one has two")
-    found = head_patterns(rows.checkpoint, (ids for ids, _ in rows))
-    if not found:
+    heads = head_patterns(rows.checkpoint, (ids for ids, _ in rows))
+    if not heads:
         raise EmptyDataError("no line was read by an attention")
-    return found
-
-
-def print_patterns(heads: Sequence[HeadPattern], rows: Rows, *, as_json: bool) -> None:
-    from manyheads.inspect.measure import PATTERNS
-
-    if as_json:
-        measures = [{"attention": head.attention, "head": head.head} | head.measures for head in heads]
-        print_json({"schema": 1} | rows.counts() | {"heads": measures})
-        return
-    table = new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
+    table = console.new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
     for name, pattern in PATTERNS.items():
         best = max(heads, key=lambda head: head.measures[name])
         mean = sum(head.measures[name] for head in heads) / len(heads)
         where = f"{best.attention}, head {best.head}"
         table.add_row(name, pattern.meaning, where, f"{best.measures[name]:.1%}", f"{mean:.1%}")
-    stdout().print(table)
+    return {"heads": [{"attention": head.attention, "head": head.head} | head.measures for head in heads]}, table

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from manyheads.cli.console import Progress, check_exists, error_report, print_json, print_note
+from manyheads.cli import console
 from manyheads.errors import DataError, EmptyDataError, InputError, ManyheadsError, RowError, UsageError
 
 if TYPE_CHECKING:
@@ -28,26 +28,23 @@ NOTES = {"truncated": "were truncated to what the model can read", "loop": "end 
 
 TextArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="TEXT",
-        help="The input; token ids if there is no tokenizer. Without it, or with -, standard input is read.",
+    console.argument(
+        "TEXT", "The input; token ids if there is no tokenizer. Without it, or with -, standard input is read."
     ),
 ]
 TextFile = Annotated[
     Path | None,
-    typer.Option(
+    console.option(
+        "FILE",
+        "One text per line; in a .jsonl one JSON string, or object with text or prompt. May be gzipped.",
         "--file",
         "-f",
-        metavar="FILE",
-        help="One text per line; in a .jsonl one JSON string, or object with text or prompt. May be gzipped.",
     ),
 ]
 Whole = Annotated[
-    bool, typer.Option("--whole", help="Read all of the file, or of standard input, as one text with line breaks.")
+    bool, console.flag("--whole", "Read all of the file, or of standard input, as one text with line breaks.")
 ]
-EncodingErrors = Annotated[
-    str, typer.Option(metavar="strict|replace", help="What to do with a line that is not UTF-8.")
-]
+EncodingErrors = Annotated[str, console.option("strict|replace", "What to do with a line that is not UTF-8.")]
 
 
 class TextProcessor(Protocol):
@@ -72,7 +69,7 @@ def open_texts(text: str | None, file: Path | None, *, whole: bool, encoding_err
         return text
     if text is None and file is None and sys.stdin.isatty():
         raise UsageError("there is no input", hint="give a TEXT, --file FILE, or one text per line on standard input")
-    check_exists(file)
+    console.check_exists(file)
     check_no_table(file)
     lines = open_lines(file, encoding_errors)
     return read_whole(lines) if whole else lines
@@ -127,7 +124,7 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], TextProcessor
     chunks = read_chunks(lines)
     first = next(chunks)  # before the model is loaded, so that an unreadable file raises at once
     key_counts, note_counts, notes, count, num_failed = Counter[str](), Counter[str](), Counter[str](), 0, 0
-    with Progress(f"loading {path}") as progress:
+    with console.Progress(f"loading {path}") as progress:
         processor, start = load(), time.monotonic()
         for chunk in chain([first], chunks):
             results: list[Tree | ManyheadsError | None] = [lines_error(lines, number) for number, _ in chunk]
@@ -149,17 +146,17 @@ def process_lines(lines: LineReader, path: str, load: Callable[[], TextProcessor
                     print_result(line_result, processor, as_json=as_json)
     print_warnings(lines)
     for name in key_counts:
-        print_note(f"{lines.path}: {note_counts[name]:,} of {count:,} texts {NOTES[name]}")
+        console.print_note(f"{lines.path}: {note_counts[name]:,} of {count:,} texts {NOTES[name]}")
     for note, number in notes.items():
-        print_note(f"{lines.path}: {number:,} texts: {note}")
+        console.print_note(f"{lines.path}: {number:,} texts: {note}")
     if num_failed:
-        print_note(f"{lines.path}: {num_failed:,} lines could not be read")
+        console.print_note(f"{lines.path}: {num_failed:,} lines could not be read")
         raise typer.Exit(DataError.exit_status)
 
 
 def print_warnings(lines: LineReader) -> None:
     for warning, number in lines.warnings.items():
-        print_note(f"{lines.path}: {number:,} lines {warning}")
+        console.print_note(f"{lines.path}: {number:,} lines {warning}")
 
 
 def lines_error(lines: LineReader, number: int) -> ManyheadsError | None:
@@ -170,9 +167,9 @@ def lines_error(lines: LineReader, number: int) -> ManyheadsError | None:
 def print_result(result: Tree | ManyheadsError | None, processor: TextProcessor, *, as_json: bool) -> None:
     """Prints one line for a result, for an error, whose message goes to standard error, or for a blank line."""
     if isinstance(result, ManyheadsError):
-        print_json(error_report(result)) if as_json else print_note(f"manyheads: {result}")
+        console.print_json(console.error_report(result)) if as_json else console.print_note(f"manyheads: {result}")
     elif as_json:
-        print_json({"schema": 1} | result if result else None)
+        console.print_json({"schema": 1} | result if result else None)
     if not as_json:
         typer.echo(processor.format_line(result) if isinstance(result, dict) else "")
 

@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import (
-    AsJson,
-    Parts,
-    Progress,
-    app,
-    integer,
-    new_table,
-    output_option,
-    output_path,
-    print_json,
-    print_note,
-    stdout,
-)
+from manyheads.cli import console
 from manyheads.cli.lab_report import print_claims, report
 from manyheads.errors import UsageError
 
@@ -34,16 +22,16 @@ MAX_NOTE = 40  # characters beside the bar
 lab_app = typer.Typer(
     help="Run the claims about attention, and judge them.", rich_markup_mode=None, no_args_is_help=True
 )
-app.add_typer(lab_app, name="lab")
+console.app.add_typer(lab_app, name="lab")
 
 # ---------------------------------------------------------------------------------------------------------------- list
 
 
 @lab_app.command("list")
 def lab_list(
-    rows: Annotated[bool, typer.Option("--rows", help="List every claim and erratum, with what shows it.")] = False,
-    parts: Parts = None,
-    as_json: AsJson = False,
+    rows: Annotated[bool, console.flag("--rows", "List every claim and erratum, with what shows it.")] = False,
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """List the labs, or with --rows the claims of the documents and what shows each of them.
 
@@ -57,14 +45,14 @@ def lab_list(
     if rows:
         print_claims([*claims.rows.values()], [*claims.errata.values()], (), as_json=as_json)
     elif as_json:
-        print_json({"schema": 1, "labs": [lab_tree(lab) for lab in all_labs().values()]})
+        console.print_json({"schema": 1, "labs": [lab_tree(lab) for lab in all_labs().values()]})
     else:
-        table = new_table(["lab", "claim", "rows and errata", "place"], ["seconds", "with --full"])
+        table = console.new_table(["lab", "claim", "rows and errata", "place"], ["seconds", "with --full"])
         for lab in all_labs().values():
             judged = " ".join([*lab.rows, *(f"erratum {name}" for name in lab.errata)])
             places = "; ".join(dict.fromkeys(row.source for row in claims_of(lab)))
             table.add_row(lab.id, lab.title, judged, places, *(f"{seconds:,.1f}" for seconds in lab.seconds))
-        stdout().print(table)
+        console.stdout().print(table)
 
 
 def lab_tree(lab: Lab) -> dict[str, Any]:
@@ -94,28 +82,21 @@ def lab_run(
     context: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="ID|CHAPTER… [--FLAG VALUE…]", help="Labs or chapters; one lab may be followed by flags of its own."
+        console.argument(
+            "ID|CHAPTER… [--FLAG VALUE…]", "Labs or chapters; one lab may be followed by flags of its own."
         ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Run every lab.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Sizes of seconds; the default.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Larger sizes, which decide with a wide margin.")] = False,
-    seed: Annotated[int, typer.Option(parser=integer, metavar="N", help="Random seed.")] = 0,
+    every: Annotated[bool, console.flag("--all", "Run every lab.")] = False,
+    quick: Annotated[bool, console.flag("--quick", "Sizes of seconds; the default.")] = False,
+    full: Annotated[bool, console.flag("--full", "Larger sizes, which decide with a wide margin.")] = False,
+    seed: Annotated[int, console.integer_option("Random seed.")] = 0,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            parser=integer,
-            metavar="N",
-            help="Labs at a time [default: the number of cores]; the results do not depend on it.",
-        ),
+        console.integer_option("Labs at a time [default: the number of cores]; the results do not depend on it."),
     ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option("--html", parser=output_path, metavar="FILE", help="Also write a page that opens offline."),
-    ] = None,
-    parts: Parts = None,
-    as_json: AsJson = False,
+    html: Annotated[Path | None, console.path_option("FILE", "Also write a page that opens offline.", "--html")] = None,
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
     show_help: Annotated[bool, typer.Option("--help", "-h", help="Show this text, or the flags of one lab.")] = False,
 ) -> None:
     """Run labs and judge their claims: all of them, those of a chapter, or one, with flags of its own.
@@ -214,9 +195,9 @@ def parse(parameter: Parameter, text: str, word: str) -> Any:
 def print_flags(labs: Sequence[Lab]) -> None:
     """The flags of each lab, with their meanings and defaults."""
     for lab in labs:
-        console = stdout()
-        console.print(f"manyheads lab run {lab.id}: {lab.title}", style="bold")
-        table = new_table(["flag", "meaning"], ["default", "with --full"])
+        out = console.stdout()
+        out.print(f"manyheads lab run {lab.id}: {lab.title}", style="bold")
+        table = console.new_table(["flag", "meaning"], ["default", "with --full"])
         for parameter, full in zip(
             lab.parameters(), (lab.parameters_at("full")[parameter.name] for parameter in lab.parameters()), strict=True
         ):
@@ -225,13 +206,13 @@ def print_flags(labs: Sequence[Lab]) -> None:
             table.add_row(
                 name, parameter.meaning, str(parameter.default), "" if full == parameter.default else str(full)
             )
-        console.print(table)
+        out.print(table)
 
 
 def run_one(lab: Lab, size: Size, seed: int, parameters: dict[str, Any]) -> LabRun:
     from manyheads.labs.lab import run_lab
 
-    with Progress(f"running {lab.id}") as progress:
+    with console.Progress(f"running {lab.id}") as progress:
         return run_lab(lab, at=size, seed=seed, progress=progress.update, **parameters)
 
 
@@ -239,7 +220,7 @@ def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> li
     from manyheads.labs.processes import run_labs
     from manyheads.labs.results import available_cores
 
-    with Progress(f"running {len(labs)} labs") as progress:
+    with console.Progress(f"running {len(labs)} labs") as progress:
 
         def show(ended: int, running: Sequence[str]) -> None:
             note = ", ".join(running)
@@ -253,16 +234,18 @@ def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> li
 
 @lab_app.command("notebook")
 def lab_notebook(
-    chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="A chapter, such as attention.")],
-    output: Annotated[Path | None, output_option("FILE.ipynb", "File to write [default: CHAPTER.ipynb].")] = None,
-    parts: Parts = None,
-    as_json: AsJson = False,
+    chapter: Annotated[str, console.argument("CHAPTER", "A chapter, such as attention.")],
+    output: Annotated[
+        Path | None, console.output_option("FILE.ipynb", "File to write [default: CHAPTER.ipynb].")
+    ] = None,
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Write the labs of a chapter as a Jupyter notebook, with the parameters of each to change.
 
     Example: manyheads lab notebook attention -o attention.ipynb
     """
-    from manyheads.files.write import check_new_file, explain_write_errors, write_atomic
+    from manyheads.files.write import check_new_file, write_text
     from manyheads.labs.claims import Chapter, read_claims
     from manyheads.labs.lab import all_labs
     from manyheads.labs.views.notebook_file import notebook_json
@@ -275,9 +258,8 @@ def lab_notebook(
     path = output or Path(f"{chapter}.ipynb")
     check_new_file(path)
     about = read_claims().chapters.get(chapter, Chapter(chapter, chapter, ""))
-    with explain_write_errors(path):
-        write_atomic(path, notebook_json(about, labs))
+    write_text(path, notebook_json(about, labs))
     if as_json:
-        print_json({"schema": 1, "path": str(path), "labs": [lab.id for lab in labs]})
+        console.print_json({"schema": 1, "path": str(path), "labs": [lab.id for lab in labs]})
     else:
-        print_note(f"wrote {path}")
+        console.print_note(f"wrote {path}")

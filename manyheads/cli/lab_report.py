@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from manyheads.cli.console import EXIT_FAILURE, new_table, print_json, print_note, stdout
+from manyheads.cli import console
 
 if TYPE_CHECKING:
     from manyheads.labs.claims import Erratum, Row
@@ -29,7 +29,7 @@ def report(outcomes: Sequence[Outcome], seconds: float, *, has_all: bool, as_jso
     if html is not None:
         write_page(html, outcomes, seconds, has_all)
     if as_json:
-        print_json(report_tree(outcomes, seconds, has_all))
+        console.print_json(report_tree(outcomes, seconds, has_all))
     elif len(outcomes) == 1 and not isinstance(outcomes[0], LabError):
         print_page(outcomes[0])
     else:
@@ -37,9 +37,9 @@ def report(outcomes: Sequence[Outcome], seconds: float, *, has_all: bool, as_jso
         print_claims(*judged(outcomes, has_all), outcomes)
         print_summary(outcomes, seconds)
     if html is not None and not as_json:
-        print_note(f"wrote {html}")
+        console.print_note(f"wrote {html}")
     if has_failed(outcomes):
-        raise typer.Exit(EXIT_FAILURE)
+        raise typer.Exit(console.EXIT_FAILURE)
 
 
 def judged(outcomes: Sequence[Outcome], has_all: bool) -> tuple[list[Row], list[Erratum]]:
@@ -73,13 +73,13 @@ def print_page(run: LabRun) -> None:
     """The page of one lab."""
     from manyheads.labs.views.page_text import page_text
 
-    console = stdout()
-    for number, (heading, text) in enumerate(page_text(run, min(console.width, PROSE_WIDTH))):
+    out = console.stdout()
+    for number, (heading, text) in enumerate(page_text(run, min(out.width, PROSE_WIDTH))):
         if heading:
-            console.print(heading, style="bold", soft_wrap=True)
+            out.print(heading, style="bold", soft_wrap=True)
         style = STYLES[run.finding.verdict] if number == 0 else ""
-        console.print(text, style=style, soft_wrap=True)
-        console.print()
+        out.print(text, style=style, soft_wrap=True)
+        out.print()
 
 
 def print_table(outcomes: Sequence[Outcome]) -> None:
@@ -89,13 +89,13 @@ def print_table(outcomes: Sequence[Outcome]) -> None:
     from manyheads.labs.results import LabError, verdict_of
     from manyheads.labs.views.explain import MARKS, deciding_text
 
-    table = new_table(["lab", "verdict", "measured", "predicted"], ["seconds"])
+    table = console.new_table(["lab", "verdict", "measured", "predicted"], ["seconds"])
     for outcome in outcomes:
         verdict = verdict_of(outcome)
         seconds = "" if isinstance(outcome, LabError) else f"{outcome.seconds:,.1f}"
         mark = Text(f"{MARKS[verdict]} {verdict}", STYLES[verdict])
         table.add_row(outcome.lab.id, mark, *deciding_text(outcome), seconds)
-    stdout().print(table)
+    console.stdout().print(table)
 
 
 def print_summary(outcomes: Sequence[Outcome], seconds: float) -> None:
@@ -103,18 +103,19 @@ def print_summary(outcomes: Sequence[Outcome], seconds: float) -> None:
     from manyheads.labs.views.explain import summary
 
     verdicts = [verdict_of(outcome) for outcome in outcomes]
-    stdout().print(f"{len(outcomes)} labs: {summary(verdicts)}; {seconds:,.0f} seconds on {machine()}", style="bold")
+    console.stdout().print(
+        f"{len(outcomes)} labs: {summary(verdicts)}; {seconds:,.0f} seconds on {machine()}", style="bold"
+    )
 
 
 def write_page(path: Path, outcomes: Sequence[Outcome], seconds: float, has_all: bool) -> None:
-    from manyheads.files.write import explain_write_errors, write_atomic
+    from manyheads.files.write import write_text
     from manyheads.labs.results import machine, versions
     from manyheads.labs.views.page_html import report_html
 
     facts = {"command": f"`{command_of_all(outcomes, has_all)}`", "time": f"{seconds:,.0f} seconds"}
     facts |= {"machine": machine()} | versions()
-    with explain_write_errors(path):
-        write_atomic(path, report_html(outcomes, facts, has_all=has_all))
+    write_text(path, report_html(outcomes, facts, has_all=has_all), overwrite=True)
 
 
 def command_of_all(outcomes: Sequence[Outcome], has_all: bool) -> str:
@@ -144,18 +145,18 @@ def print_claims(
         "errata": [claim_tree(erratum, outcomes) for erratum in errata],
     }
     if as_json:
-        print_json({"schema": 1} | trees)
+        console.print_json({"schema": 1} | trees)
         return
     for name, key in (("rows", "row"), ("errata", "erratum")):
         if not trees[name]:
             continue
         more = ["verdict"] if outcomes else ["place"]
-        table = new_table([key, more[0], "claim" if key == "row" else "what is true", "shown by"])
+        table = console.new_table([key, more[0], "claim" if key == "row" else "what is true", "shown by"])
         for tree in trees[name]:
             verdict = Text(f"{MARKS[tree['verdict']]} {tree['verdict'] or 'not run'}", STYLES.get(tree["verdict"], ""))
             claim = tree["claim"] if key == "row" else tree["correction"]
             table.add_row(tree[key], verdict if outcomes else tree["source"], claim, shown_by(tree))
-        stdout().print(table)
+        console.stdout().print(table)
 
 
 def shown_by(tree: dict[str, Any]) -> str:

@@ -11,20 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyheads.cli.console import (
-    CheckpointPath,
-    Device,
-    Parts,
-    Progress,
-    app,
-    check_checkpoint_path,
-    integer,
-    load_checkpoint,
-    output_path,
-    print_note,
-    shade,
-    stdout,
-)
+from manyheads.cli import console
 from manyheads.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
@@ -39,44 +26,36 @@ NAME_WIDTH = 16  # characters of a token's name in a terminal
 
 def checkpoint_paths(paths: list[str] | None) -> list[str] | None:
     for path in paths or ():
-        check_checkpoint_path(path)
+        console.check_checkpoint_path(path)
     return paths
 
 
-@app.command()
+@console.app.command()
 def look(
-    path: CheckpointPath,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="The text to show first.")] = None,
+    path: console.CheckpointPath,
+    text: Annotated[str | None, console.argument("TEXT", "The text to show first.")] = None,
     target: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Target of an encoder–decoder [default: what it generates].")
+        str | None, console.option("TEXT", "Target of an encoder–decoder [default: what it generates].")
     ] = None,
     compare: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATH", callback=checkpoint_paths, help="Another checkpoint to compare; may be repeated."),
+        console.option("PATH", "Another checkpoint to compare; may be repeated.", callback=checkpoint_paths),
     ] = None,
     html: Annotated[
-        Path | None,
-        typer.Option(parser=output_path, metavar="FILE", help="Write one file that works offline, and open nothing."),
+        Path | None, console.path_option("FILE", "Write one file that works offline, and open nothing.")
     ] = None,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Print a head as shaded blocks.")] = False,
-    png: Annotated[
-        Path | None, typer.Option(parser=output_path, metavar="FILE", help="Write a head as a figure.")
-    ] = None,
-    layer: Annotated[
-        int | None, typer.Option(parser=integer, metavar="N", help="Layer for --terminal and --png, from 0.")
-    ] = None,
-    head: Annotated[
-        int | None, typer.Option(parser=integer, metavar="N", help="Head, from 0 [default: the mean over heads].")
-    ] = None,
+    terminal: Annotated[bool, console.flag("--terminal", "Print a head as shaded blocks.")] = False,
+    png: Annotated[Path | None, console.path_option("FILE", "Write a head as a figure.")] = None,
+    layer: Annotated[int | None, console.integer_option("Layer for --terminal and --png, from 0.")] = None,
+    head: Annotated[int | None, console.integer_option("Head, from 0 [default: the mean over heads].")] = None,
     attention: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Attention by its name, such as decoder.layers.0.cross [default: the last]."),
+        str | None, console.option("NAME", "Attention by its name, such as decoder.layers.0.cross [default: the last].")
     ] = None,
-    state: Annotated[str, typer.Option(metavar="STATE", help="State of the page, from its “Copy command”.")] = "",
-    port: Annotated[int, typer.Option(parser=integer, metavar="N", help="Port on loopback [default: a free one].")] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open no browser.")] = False,
-    device: Device = "auto",
-    parts: Parts = None,
+    state: Annotated[str, console.option("STATE", "State of the page, from its “Copy command”.")] = "",
+    port: Annotated[int, console.integer_option("Port on loopback [default: a free one].")] = 0,
+    no_browser: Annotated[bool, console.flag("--no-browser", "Print the address, and open no browser.")] = False,
+    device: console.Device = "auto",
+    parts: console.Parts = None,
 ) -> None:
     """See the attention of a checkpoint in a page on this machine: every head, exactly.
 
@@ -91,8 +70,8 @@ def look(
     check_page_options(compare, state, port, no_browser, opens=not prints and html is None)
     if not prints and find_spec("fastapi") is None:
         raise MissingExtraError("the page needs FastAPI and uvicorn", hint=STUDIO_HINT)
-    with Progress(f"loading {path}"):
-        checkpoints = [load_checkpoint(name, device) for name in (path, *(compare or ()))]
+    with console.Progress(f"loading {path}"):
+        checkpoints = [console.load_checkpoint(name, device) for name in (path, *(compare or ()))]
     if prints:
         show_head(checkpoints[0], text, target, attention, layer, head, terminal=terminal, png=png)
     elif html is not None:
@@ -137,27 +116,26 @@ def open_page(
     from manyheads.studio.session import Sessions
 
     fields = dict(parse_qsl(state)) | ({"text": text} if text else {}) | ({"target": target} if target else {})
-    run_checkpoints = find_run_checkpoints(paths[0], checkpoints[0], partial(load_checkpoint, device=device))
+    run_checkpoints = find_run_checkpoints(paths[0], checkpoints[0], partial(console.load_checkpoint, device=device))
     with serve(Sessions(checkpoints, paths, text or "", run_checkpoints), port) as address:
         full = f"{address}#{urlencode(fields)}" if fields else address
         typer.echo(full)
-        print_note("Ctrl-C ends it")
+        console.print_note("Ctrl-C ends it")
         if not no_browser:
             webbrowser.open_new_tab(full)
         try:
             while True:
                 time.sleep(3600)
         except KeyboardInterrupt:
-            print_note("ended")
+            console.print_note("ended")
 
 
 def write_page(checkpoint: Checkpoint, path: str, text: str | None, target: str | None, html: Path) -> None:
-    from manyheads.files.write import atomic_output
+    from manyheads.files.write import write_text
 
     page, note = render_page(checkpoint, path, text or "", target)
-    with atomic_output(html) as draft:
-        draft.write_text(page, encoding="utf-8")
-    print_note(f"wrote {html}, {len(page.encode()) / 1e6:.1f} MB. {note}")
+    write_text(html, page)
+    console.print_note(f"wrote {html}, {len(page.encode()) / 1e6:.1f} MB. {note}")
 
 
 def render_page(checkpoint: Checkpoint, path: str, text: str, target: str | None = None) -> tuple[str, str]:
@@ -165,7 +143,7 @@ def render_page(checkpoint: Checkpoint, path: str, text: str, target: str | None
     from manyheads.studio.offline import offline_page
     from manyheads.studio.session import Sessions
 
-    with Progress("reading the text") as progress:
+    with console.Progress("reading the text") as progress:
         return offline_page(Sessions([checkpoint], [path], text), target=target, report=progress.update)
 
 
@@ -195,9 +173,9 @@ def show_head(
     rows, columns = forward_pass.labels(info.queries, info.rows), forward_pass.labels(info.keys, info.columns)
     title = f"{name}, {'mean over heads' if head is None else f'head {head}'}"
     if terminal:
-        console = stdout()
-        console.print(f"{title}\n")
-        print_matrix(weights.tolist(), rows, columns, console)
+        out = console.stdout()
+        out.print(f"{title}\n")
+        print_matrix(weights.tolist(), rows, columns, out)
     if png is not None:
         from manyheads.inspect.figure import draw_matrix
 
@@ -218,24 +196,22 @@ def choose_attention(forward_pass: ForwardPass, attention: str | None, layer: in
     return same[layer].name
 
 
-def print_matrix(
-    weights: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], console: Console
-) -> None:
+def print_matrix(weights: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], out: Console) -> None:
     """Prints weights as shaded blocks, with a row per query and the names of the keys below, top to bottom."""
     rows, columns = ([short(name) for name in names] for names in (rows, columns))
     width = max(map(len, rows))
-    step = next((step for step in (3, 1) if width + 3 + step * len(columns) <= console.width), None)
+    step = next((step for step in (3, 1) if width + 3 + step * len(columns) <= out.width), None)
     if step is None:
         raise UsageError(
-            f"{len(columns):,} keys do not fit into {console.width} columns of the terminal",
+            f"{len(columns):,} keys do not fit into {out.width} columns of the terminal",
             hint="use --png FILE or the page",
         )
     block, space = (2, " ") if step == 3 else (1, "")
     for name, line in zip(rows, weights, strict=True):
-        console.print(f"  {name:>{width}} {''.join(shade(weight) * block + space for weight in line)}")
+        out.print(f"  {name:>{width}} {''.join(console.shade(weight) * block + space for weight in line)}")
     for i in range(max(map(len, columns))):
         letters = (name[i] if i < len(name) else " " for name in columns)
-        console.print(" " * (width + 3) + "".join(f"{letter:<{step}}" for letter in letters))
+        out.print(" " * (width + 3) + "".join(f"{letter:<{step}}" for letter in letters))
 
 
 def short(name: str) -> str:

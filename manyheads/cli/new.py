@@ -8,43 +8,34 @@ from typing import Annotated
 
 import typer
 
-from manyheads.cli.console import AsJson, Parts, Progress, app, check_exists, output_option, print_json, print_note
+from manyheads.cli import console
 
 
-@app.command()
+@console.app.command()
 def new(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="One of the kinds of 'manyheads show task'.")],
+    task: Annotated[str, console.argument("TASK", "One of the kinds of 'manyheads show task'.")],
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[FILE]", help="Your data: .csv, .tsv, .jsonl, .parquet or .txt [default: built-in data]."
-        ),
+        console.argument("[FILE]", "Your data: .csv, .tsv, .jsonl, .parquet or .txt [default: built-in data]."),
     ] = None,
     output: Annotated[
-        Path | None,
-        output_option("RUN.toml", "File to write [default: standard output]."),
+        Path | None, console.output_option("RUN.toml", "File to write [default: standard output].")
     ] = None,
     architecture: Annotated[
         str | None,
-        typer.Option(
-            metavar="ARCHITECTURE", help="Architecture of the model, such as recurrent [default: by the task]."
-        ),
+        console.option("ARCHITECTURE", "Architecture of the model, such as recurrent [default: by the task]."),
     ] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Columns to read, by name or by number from 0.")
-    ] = None,
+    columns: Annotated[str | None, console.option("A,B", "Columns to read, by name or by number from 0.")] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="PATH=VALUE", help="A field of the data, such as data.header=false."),
+        list[str] | None, console.option("PATH=VALUE", "A field of the data, such as data.header=false.", "--set", "-s")
     ] = None,
-    minutes: Annotated[float, typer.Option(metavar="N", help="Training time on this machine.")] = 30.0,
+    minutes: Annotated[float, console.option("N", "Training time on this machine.")] = 30.0,
     init_from: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Checkpoint to fine-tune: a run, a Hugging Face folder or a Hub name."),
+        str | None, console.option("PATH", "Checkpoint to fine-tune: a run, a Hugging Face folder or a Hub name.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
-    parts: Parts = None,
-    as_json: AsJson = False,
+    force: Annotated[bool, console.flag("--force", "Overwrite an existing file.")] = False,
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Write a run file for a task and your data.
 
@@ -53,16 +44,16 @@ def new(
     Examples: manyheads new translate pairs.tsv --output run.toml · manyheads new copy ·
     manyheads new classify reviews.jsonl --columns text,stars --init-from ./bert
     """
-    from manyheads.files.write import check_new_file, explain_write_errors, write_atomic
+    from manyheads.files.write import check_new_file, write_text
 
     if output is not None:
         check_new_file(output, force=force, hint="--force overwrites it")
-    check_exists(file)
+    console.check_exists(file)
 
     from manyheads.training.suggest import suggest_run
 
     action = f"reading {file or task} and timing this machine"
-    with Progress(action, first_line=0) as progress:
+    with console.Progress(action, first_line=0) as progress:
         if not as_json:
             progress.describe(action)
         text, reasons = suggest_run(
@@ -75,15 +66,14 @@ def new(
             init_from=init_from,
         )
     if output is not None:
-        with explain_write_errors(output):
-            write_atomic(output, text)
+        write_text(output, text, overwrite=force)
     if as_json:
-        print_json({"schema": 1, "path": output, "toml": text, "reasons": reasons})
+        console.print_json({"schema": 1, "path": output, "toml": text, "reasons": reasons})
         return
     for reason in reasons:
-        print_note(reason)
+        console.print_note(reason)
     if output is None:
         typer.echo(text, nl=False)
         return
     command = shlex.join(("manyheads", "train", str(output), "--output", f"runs/{output.stem}"))
-    print_note(f"wrote {output}; next: {command}")
+    console.print_note(f"wrote {output}; next: {command}")

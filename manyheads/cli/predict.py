@@ -8,19 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manyheads.cli import generation
-from manyheads.cli.console import (
-    AsJson,
-    CheckpointPath,
-    Device,
-    Parts,
-    Progress,
-    app,
-    integer,
-    load_checkpoint,
-    print_json,
-    print_note,
-)
+from manyheads.cli import console, generation
 from manyheads.cli.inputs import EncodingErrors, TextArgument, TextFile, Whole, open_texts, process_lines
 from manyheads.errors import UsageError
 
@@ -30,40 +18,34 @@ if TYPE_CHECKING:
     from manyheads.tasks.task import Pipeline
 
 
-@app.command()
+@console.app.command()
 def predict(
     ctx: typer.Context,
-    path: CheckpointPath,
+    path: console.CheckpointPath,
     text: TextArgument = None,
     file: TextFile = None,
     whole: Whole = False,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Read each text as a message, with the chat template of the checkpoint.")
+        bool, console.flag("--chat", "Read each text as a message, with the chat template of the checkpoint.")
     ] = False,
     system: generation.System = None,
     max_new_tokens: generation.MaxNewTokens = None,
-    num_beams: Annotated[
-        int | None, typer.Option(parser=integer, metavar="N", help="Beam width; 1 disables beam search [default: 1].")
-    ] = None,
+    num_beams: Annotated[int | None, console.integer_option("Beam width; 1 disables beam search [default: 1].")] = None,
     length_penalty: generation.LengthPenalty = None,
     temperature: generation.Temperature = None,
     top_k: generation.TopK = None,
     top_p: generation.TopP = None,
     repetition_penalty: generation.RepetitionPenalty = None,
     json_schema: Annotated[
-        str | None,
-        typer.Option(metavar="SCHEMA", help="Generate JSON of this schema: a file, or a text; {} is any JSON."),
+        str | None, console.option("SCHEMA", "Generate JSON of this schema: a file, or a text; {} is any JSON.")
     ] = None,
     regex: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="Generate a text that this regular expression matches.")
+        str | None, console.option("REGEX", "Generate a text that this regular expression matches.")
     ] = None,
     stop: generation.Stop = None,
-    n: Annotated[
-        int | None, typer.Option("-n", parser=integer, metavar="N", help="Sequences per text [default: 1].")
-    ] = None,
+    n: Annotated[int | None, console.integer_option("Sequences per text [default: 1].", "-n")] = None,
     logprobs: Annotated[
-        int | None,
-        typer.Option(parser=integer, metavar="N", help="With --json, log p of each token and of the N most probable."),
+        int | None, console.integer_option("With --json, log p of each token and of the N most probable.")
     ] = None,
     other_settings: generation.OtherSettings = None,
     decoding: generation.Decoding = None,
@@ -71,19 +53,17 @@ def predict(
     encoding_errors: EncodingErrors = "strict",
     stream: Annotated[
         bool | None,
-        typer.Option("--stream/--no-stream", help="Print a generated text as it grows [default: in a terminal]."),
+        console.flag("--stream/--no-stream", "Print a generated text as it grows [default: in a terminal]."),
     ] = None,
     truncate: Annotated[
-        bool,
-        typer.Option("--truncate", help="Truncate a text that is too long for the model, with a note, and read it."),
+        bool, console.flag("--truncate", "Truncate a text that is too long for the model, with a note, and read it.")
     ] = False,
     loops: Annotated[
-        bool,
-        typer.Option("--loops", help="Report what a generated text repeats at its end: prefix, period and text."),
+        bool, console.flag("--loops", "Report what a generated text repeats at its end: prefix, period and text.")
     ] = False,
-    device: Device = "auto",
-    parts: Parts = None,
-    as_json: AsJson = False,
+    device: console.Device = "auto",
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Continue, fill in, classify, embed or answer texts.
 
@@ -113,7 +93,7 @@ def predict(
         from manyheads.tasks.prediction import PredictOptions
         from manyheads.tasks.task import Pipeline
 
-        checkpoint = load_checkpoint(path, device)
+        checkpoint = console.load_checkpoint(path, device)
         base = checkpoint.generation_settings
         config = chat_config(checkpoint, **settings) if chat else generation_config(base, **settings)
         options = PredictOptions(config, loops=loops, chat=chat, system=system)
@@ -131,7 +111,7 @@ def predict(
 
 def predict_text(text: str, path: str, load: Callable[[], Pipeline], *, as_json: bool, stream: bool | None) -> None:
     """Prints the result for one text; with `stream` as it grows, with None if the task can do that."""
-    with Progress(f"loading {path}") as progress:
+    with console.Progress(f"loading {path}") as progress:
         pipeline = load()
         can_stream = pipeline.task.generates_text and pipeline.checkpoint.tokenizer is not None
         if stream and not can_stream:
@@ -147,30 +127,28 @@ def predict_text(text: str, path: str, load: Callable[[], Pipeline], *, as_json:
     print_notes(result)
     if as_json:
         settings = {"settings": pipeline.options.generation.effective_settings()}
-        print_json({"schema": 1} | result | (settings if pipeline.task.generates_text else {}))
+        console.print_json({"schema": 1} | result | (settings if pipeline.task.generates_text else {}))
     else:
         typer.echo("\n".join(pipeline.task.format_result(result)))
 
 
-def print_pieces(pieces: Generator[str, None, GeneratedText], progress: Progress | None = None) -> GeneratedText:
+def print_pieces(pieces: Generator[str, None, GeneratedText], progress: console.Progress) -> GeneratedText:
     """Prints a text as it grows; returns the whole. The progress of reading the prompt ends with the first piece."""
     try:
         while True:
             piece = next(pieces)
-            if progress is not None:
-                progress.stop()
+            progress.stop()
             typer.echo(piece, nl=False)
     except StopIteration as end:
         return end.value
     finally:
-        if progress is not None:
-            progress.stop()
+        progress.stop()
         typer.echo()
 
 
 def print_notes(result: Tree) -> None:
     """Prints the notes of a result on standard error."""
     if "truncated" in result:
-        print_note(f"the text was truncated to {result['truncated']:,} tokens")
+        console.print_note(f"the text was truncated to {result['truncated']:,} tokens")
     if "note" in result:
-        print_note(f"manyheads: {result['note']}")
+        console.print_note(f"manyheads: {result['note']}")

@@ -9,21 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from manyheads.cli.console import (
-    AsJson,
-    CheckpointPath,
-    Device,
-    Parts,
-    Progress,
-    app,
-    integer,
-    load_checkpoint,
-    new_table,
-    print_json,
-    stdout,
-)
+from manyheads.cli import console
 from manyheads.cli.inputs import EncodingErrors, TextArgument, TextFile, Whole, open_texts, process_lines
 from manyheads.errors import InputError, one_line
 
@@ -47,33 +33,29 @@ STYLES = {
 UNSCORED = "dim"  # a token without a probability
 
 
-@app.command()
+@console.app.command()
 def score(
-    path: CheckpointPath,
+    path: console.CheckpointPath,
     text: TextArgument = None,
     file: TextFile = None,
     whole: Whole = False,
     context: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="Text before it, which is not scored. Put the space between the two into one of them."
-        ),
+        console.option("TEXT", "Text before it, which is not scored. Put the space between the two into one of them."),
     ] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The input of an encoder-decoder, whose target is the text.")
+        str | None, console.option("TEXT", "The input of an encoder-decoder, whose target is the text.")
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(
-            parser=integer,
-            metavar="N",
-            help="Tokens between the windows of a text that is too long for the model [default: half a window].",
+        console.integer_option(
+            "Tokens between the windows of a text that is too long for the model [default: half a window]."
         ),
     ] = None,
     encoding_errors: EncodingErrors = "strict",
-    device: Device = "auto",
-    parts: Parts = None,
-    as_json: AsJson = False,
+    device: console.Device = "auto",
+    parts: console.Parts = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Show how probable a model finds given texts.
 
@@ -87,15 +69,17 @@ def score(
     inputs = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
 
     def load() -> Scorer:
-        return Scorer(load_checkpoint(path, device), context, source, stride)
+        return Scorer(console.load_checkpoint(path, device), context, source, stride)
 
     if not isinstance(inputs, str):
         process_lines(inputs, path, load, as_json=as_json)
         return
-    with Progress(f"loading {path}"):
+    with console.Progress(f"loading {path}"):
         scorer = load()
         (scored_text,) = scorer.score([inputs])
-    print_json({"schema": 1} | scorer.result(inputs, scored_text)) if as_json else print_scores(scored_text, stdout())
+    console.print_json({"schema": 1} | scorer.result(inputs, scored_text)) if as_json else print_scores(
+        scored_text, console.stdout()
+    )
 
 
 @dataclass(frozen=True)
@@ -152,25 +136,25 @@ class Scorer:
 # ------------------------------------------------------------------------------------------------------------- printing
 
 
-def print_scores(scored_text: ScoredText, console: Console) -> None:
+def print_scores(scored_text: ScoredText, out: Console) -> None:
     """Prints a text with coloured tokens and a legend, or without colours a table; then its scores in one line."""
-    if console.color_system is None or console.no_color:
-        console.print(token_table(scored_text))
+    if out.color_system is None or out.no_color:
+        out.print(token_table(scored_text))
     else:
-        console.print(coloured_text(scored_text), overflow="fold")
-        console.print()
-        console.print(legend())
+        out.print(coloured_text(scored_text), overflow="fold")
+        out.print()
+        out.print(legend())
     total = f"{scored_text.count:,}" + (
         f" of {len(scored_text.tokens):,}" if scored_text.count < len(scored_text.tokens) else ""
     )
-    console.print(
+    out.print(
         f"{total} tokens · log-probability {scored_text.logprob:,.4f} · perplexity {scored_text.perplexity:,.4f} · "
         f"{scored_text.bits_per_token:.4f} bits per token"
     )
 
 
 def token_table(scored_text: ScoredText) -> RenderableType:
-    table = new_table(["token"], ["id", "log p", "surprisal"])
+    table = console.new_table(["token"], ["id", "log p", "surprisal"])
     for token in scored_text.tokens:
         numbers = ("–", "–") if token.logprob is None else (f"{token.logprob:.4f}", f"{token.surprisal:.2f}")
         table.add_row(json.dumps(token.token, ensure_ascii=False), str(token.id), *numbers)

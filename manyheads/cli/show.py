@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import (
-    AsJson,
-    ModelOverrides,
-    Parts,
-    app,
-    integer,
-    new_table,
-    output_path,
-    print_json,
-    print_note,
-    stdout,
-)
+from manyheads.cli import console
 from manyheads.errors import ConfigError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -32,42 +21,31 @@ ABOUT = ("about", "a table", "title, source, and context, which is the length fo
 EXTRA_FIELDS = {"encoder": LIKE, "decoder": LIKE, "model": ABOUT}
 
 
-@app.command()
+@console.app.command()
 def show(
     target: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[NAME|FILE.toml|CHECKPOINT|parts|SLOT|KIND]",
-            help="A preset, a file, a checkpoint or run folder, a .gguf file, 'parts', a slot or table, or a kind "
+        console.argument(
+            "[NAME|FILE.toml|CHECKPOINT|parts|SLOT|KIND]",
+            "A preset, a file, a checkpoint or run folder, a .gguf file, 'parts', a slot or table, or a kind "
             "[default: list the presets].",
         ),
     ] = None,
-    overrides: ModelOverrides = None,
-    parts: Parts = None,
-    batch: Annotated[int, typer.Option(parser=integer, metavar="N", help="Texts per batch, for the costs.")] = 1,
+    overrides: console.ModelOverrides = None,
+    parts: console.Parts = None,
+    batch: Annotated[int, console.integer_option("Texts per batch, for the costs.")] = 1,
     length: Annotated[
-        int | None,
-        typer.Option(
-            parser=integer, metavar="N", help="Tokens per text, for the costs [default: the context, or 128]."
-        ),
+        int | None, console.integer_option("Tokens per text, for the costs [default: the context, or 128].")
     ] = None,
-    source_length: Annotated[
-        int | None, typer.Option(parser=integer, metavar="N", help="Tokens per source [default: as --length].")
-    ] = None,
-    as_toml: Annotated[bool, typer.Option("--toml", help="Print the resolved description with all defaults.")] = False,
+    source_length: Annotated[int | None, console.integer_option("Tokens per source [default: as --length].")] = None,
+    as_toml: Annotated[bool, console.flag("--toml", "Print the resolved description with all defaults.")] = False,
     svg: Annotated[
-        Path | None,
-        typer.Option(
-            parser=output_path,
-            metavar="FILE",
-            help="Draw the architecture, and write it to this file; - prints it.",
-        ),
+        Path | None, console.path_option("FILE", "Draw the architecture, and write it to this file; - prints it.")
     ] = None,
     swaps_from: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="List the overrides that turn this preset, file or checkpoint into NAME."),
+        str | None, console.option("MODEL", "List the overrides that turn this preset, file or checkpoint into NAME.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Show a model in full, or list presets and parts.
 
@@ -109,16 +87,16 @@ def show(
     if source_length and model["flops"]["source_length"] is None:
         raise UsageError(f"--source-length needs a model with a source; {target} has none")
     if as_json:
-        print_json(model)
+        console.print_json(model)
     elif as_toml:
         typer.echo(to_toml(model["spec"] | ({"about": model["about"]} if model["about"] else {})), nl=False)
     else:
-        print_model(model, stdout())
+        print_model(model, console.stdout())
 
 
 def write_drawing(target: str, overrides: list[str], path: Path) -> None:
     """Draws a model to a file, or to standard output if the path is '-'."""
-    from manyheads.files.write import atomic_output, check_new_file
+    from manyheads.files.write import check_new_file, write_text
     from manyheads.inspect.describe import read_target
     from manyheads.inspect.drawing import draw_model
 
@@ -130,9 +108,8 @@ def write_drawing(target: str, overrides: list[str], path: Path) -> None:
     if to_stdout:
         typer.echo(drawing, nl=False)
         return
-    with atomic_output(path) as draft:
-        draft.write_text(drawing, encoding="utf-8")
-    print_note(f"wrote {path}")
+    write_text(path, drawing)
+    console.print_note(f"wrote {path}")
 
 
 def tables() -> dict[str, type[Spec]]:
@@ -203,35 +180,35 @@ def unknown_target(target: str, slots_and_tables: list[str]) -> ConfigError:
 # ------------------------------------------------------------------------------------------------------------ printing
 
 
-def print_model(model: Tree, console: Console) -> None:
+def print_model(model: Tree, out: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
     about, bold = model["about"], "bold"
     title = one_line(about.get("title", model["name"]))
-    console.print(
+    out.print(
         Text.assemble(
             (title, bold), f" · {model['architecture']} · ", (f"{model['parameters']:,}", bold), " parameters"
         )
     )
     if about.get("source"):
-        console.print(one_line(about["source"]), style="dim")
+        out.print(one_line(about["source"]), style="dim")
     for name, value in model.get("checkpoint", {}).items():
         if value is not None:
-            console.print(f"{name.replace('_', ' '):<14} {one_line(checkpoint_text(name, value))}", soft_wrap=True)
+            out.print(f"{name.replace('_', ' '):<14} {one_line(checkpoint_text(name, value))}", soft_wrap=True)
     if model["overrides"]:
-        console.print(f"overrides: {', '.join(model['overrides'])}")
+        out.print(f"overrides: {', '.join(model['overrides'])}")
     for section in model["sections"]:
-        console.print(f"\n{section['title']}", style=bold)
+        out.print(f"\n{section['title']}", style=bold)
         table = Table(box=None, show_header=False, pad_edge=False)
         table.add_column(style="cyan", no_wrap=True, width=15)
         table.add_column(overflow="fold")
         for row in section["rows"]:
             formula = f"\n{row['formula']}" if row["formula"] else ""
             table.add_row(row["slot"], Text.assemble(row["part"], (formula, "dim")))
-        console.print(table)
-    print_weights(model, console)
-    print_costs(model, console)
+        out.print(table)
+    print_weights(model, out)
+    print_costs(model, out)
 
 
 def show_swaps(start: str, target: str, overrides: list[str], *, as_json: bool) -> None:
@@ -242,23 +219,23 @@ def show_swaps(start: str, target: str, overrides: list[str], *, as_json: bool) 
 
     from manyheads.inspect.swaps import describe_swaps
 
-    description, console = describe_swaps(start, target, overrides), stdout()
+    description, out = describe_swaps(start, target, overrides), console.stdout()
     if as_json:
-        print_json(description)
+        console.print_json(description)
         return
     for number, step in enumerate(description["steps"], 1):
-        console.print(
+        out.print(
             Text(f"{number}. {' '.join(f'-s {shlex.quote(override)}' for override in step['overrides'])}", "bold")
         )
         for change in step["changes"]:
-            print_indented(console, 3, (change["path"], "cyan"), f"  {change['before']} → {change['after']}")
+            print_indented(out, 3, (change["path"], "cyan"), f"  {change['before']} → {change['after']}")
             formulas = [change["before_formula"], change["after_formula"]]
             lines = [change["meaning"]] if formulas[0] == formulas[1] else formulas
             for label, line in zip(("" if len(lines) == 1 else "before: ", "after: "), lines, strict=False):
                 if line:
-                    print_indented(console, 5, (label + line, "dim"))
+                    print_indented(out, 5, (label + line, "dim"))
     words = ["manyheads", "show", start, *(word for override in description["overrides"] for word in ("-s", override))]
-    console.print(shlex.join(words) if description["steps"] else "the models are equal", soft_wrap=True)
+    out.print(shlex.join(words) if description["steps"] else "the models are equal", soft_wrap=True)
 
 
 def checkpoint_text(name: str, value: Any) -> str:
@@ -272,26 +249,26 @@ def checkpoint_text(name: str, value: Any) -> str:
     return f"{value:,}{unit}" if isinstance(value, int) else str(value)
 
 
-def print_weights(model: Tree, console: Console) -> None:
+def print_weights(model: Tree, out: Console) -> None:
     from math import prod
 
-    table = new_table(["weight"], ["shape", "×", "parameters"], title="weights")
+    table = console.new_table(["weight"], ["shape", "×", "parameters"], title="weights")
     for weight in model["weights"]:
         shape, count = weight["shape"], weight["count"]
         table.add_row(weight["name"], "×".join(map(str, shape)), str(count), f"{count * prod(shape):,}")
-    console.print()
-    console.print(table)
+    out.print()
+    out.print(table)
 
 
-def print_costs(model: Tree, console: Console) -> None:
+def print_costs(model: Tree, out: Console) -> None:
     from manyheads.model.cost import format_bytes
 
     flops, parameters, memory = model["flops"], model["parameters_by_part"], model["memory"]
     source = f", source {flops['source_length']}" if flops["source_length"] else ""
     title = f"cost of {flops['batch']} × {flops['length']} tokens{source}: matrix products, ignoring masks"
     columns = ["parameters", "share", "multiply–adds", "share"]
-    step = 1 if console.width >= 100 else 2  # a narrow table leaves out the shares
-    table = new_table(["part"], columns[::step], title=title)
+    step = 1 if out.width >= 100 else 2  # a narrow table leaves out the shares
+    table = console.new_table(["part"], columns[::step], title=title)
     products = flops["multiply_adds_by_part"]
     for part in dict.fromkeys((*parameters, *products)):
         cells = []
@@ -302,28 +279,28 @@ def print_costs(model: Tree, console: Console) -> None:
             cells += [f"{count:,}", f"{count / total:.1%}" if count else ""]
         table.add_row(part, *cells[::step])
     table.add_row("all", *[f"{model['parameters']:,}", "", f"{flops['multiply_adds']:,}", ""][::step], style="bold")
-    console.print()
-    console.print(table)
+    out.print()
+    out.print(table)
     weights, training = format_bytes(memory["weights"]), format_bytes(memory["training"])
     text = f"{weights} of weights (float32) · about {training} to train with Adam"
     if memory["cache"] is not None:
         text += f" · {format_bytes(memory['cache'])} of cache after {flops['length']} tokens"
-    console.print(f"\n{flops['forward']:,} FLOPs per forward pass · {text}")
+    out.print(f"\n{flops['forward']:,} FLOPs per forward pass · {text}")
 
 
 def show_presets(*, as_json: bool) -> None:
     from manyheads.inspect.describe import SCHEMA, describe_preset
     from manyheads.presets import names
 
-    console, presets = stdout(), [describe_preset(name) for name in names()]
+    out, presets = console.stdout(), [describe_preset(name) for name in names()]
     if as_json:
-        print_json({"schema": SCHEMA, "presets": presets})
+        console.print_json({"schema": SCHEMA, "presets": presets})
         return
-    columns = ["name", "architecture", "position", *(["source"] if console.width >= 120 else [])]
-    table = new_table(columns, ["parameters"])
+    columns = ["name", "architecture", "position", *(["source"] if out.width >= 120 else [])]
+    table = console.new_table(columns, ["parameters"])
     for preset in presets:
         table.add_row(*(preset[name] for name in columns), f"{preset['parameters']:,}")
-    console.print(table)
+    out.print(table)
 
 
 def show_parts(entries: list[Tree], *, as_json: bool) -> None:
@@ -331,30 +308,30 @@ def show_parts(entries: list[Tree], *, as_json: bool) -> None:
 
     from manyheads.inspect.describe import SCHEMA
 
-    console = stdout()
+    out = console.stdout()
     if as_json:
-        print_json({"schema": SCHEMA, "slots": entries})
+        console.print_json({"schema": SCHEMA, "slots": entries})
         return
     for entry in entries:
-        console.print(Text.assemble("\n", (entry["slot"], "bold cyan"), f"  {entry['meaning']}"))
-        print_fields(entry.get("fields", []), console, indent=2)
+        out.print(Text.assemble("\n", (entry["slot"], "bold cyan"), f"  {entry['meaning']}"))
+        print_fields(entry.get("fields", []), out, indent=2)
         for kind in entry["kinds"]:
             default = " (default)" if kind["default"] else ""
-            print_indented(console, 2, (kind["kind"], "bold"), f"{default}  ", (kind["formula"], "dim"))
-            print_fields(kind["fields"], console, indent=6)
+            print_indented(out, 2, (kind["kind"], "bold"), f"{default}  ", (kind["formula"], "dim"))
+            print_fields(kind["fields"], out, indent=6)
 
 
-def print_fields(fields: list[Tree], console: Console, *, indent: int) -> None:
+def print_fields(fields: list[Tree], out: Console, *, indent: int) -> None:
     from manyheads.inspect.describe import format_field
 
     for field in fields:
         value = "" if field["default"] in (None, []) else f" = {format_field(field['default'])}"
-        print_indented(console, indent, f"{field['field']}{value}  ", (f"{field['meaning']} ({field['type']})", "dim"))
+        print_indented(out, indent, f"{field['field']}{value}  ", (f"{field['meaning']} ({field['type']})", "dim"))
 
 
-def print_indented(console: Console, indent: int, *pieces: Any) -> None:
+def print_indented(out: Console, indent: int, *pieces: Any) -> None:
     """Prints pieces of text with their styles, wrapped within the indentation."""
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Padding(Text.assemble(*pieces), (0, 0, 0, indent), expand=False))
+    out.print(Padding(Text.assemble(*pieces), (0, 0, 0, indent), expand=False))

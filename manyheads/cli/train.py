@@ -8,22 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from manyheads.cli.console import (
-    AsJson,
-    Device,
-    Parts,
-    Progress,
-    Quiet,
-    RunFile,
-    RunOverrides,
-    app,
-    check_exists,
-    integer,
-    output_option,
-    print_json,
-    print_note,
-    stdout,
-)
+from manyheads.cli import console
 from manyheads.errors import RunChangedError, UsageError
 
 if TYPE_CHECKING:
@@ -36,33 +21,31 @@ if TYPE_CHECKING:
 MAX_NAMES = 8  # names of weights in one line
 
 
-@app.command()
+@console.app.command()
 def train(
-    run: RunFile,
+    run: console.RunFile,
     output: Annotated[
-        Path | None,
-        output_option("DIR", "Run folder. Run the same command again to resume."),
+        Path | None, console.output_option("DIR", "Run folder. Run the same command again to resume.")
     ] = None,
-    overrides: RunOverrides = None,
-    parts: Parts = None,
+    overrides: console.RunOverrides = None,
+    parts: console.Parts = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Estimate memory, disk, epochs and time on this machine; write nothing.")
+        bool, console.flag("--dry-run", "Estimate memory, disk, epochs and time on this machine; write nothing.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(parser=integer, metavar="N", help="The same as -s seed=N.")] = None,
-    device: Device = "auto",
+    seed: Annotated[int | None, console.integer_option("The same as -s seed=N.")] = None,
+    device: console.Device = "auto",
     resume: Annotated[
         str,
-        typer.Option(
-            metavar="auto|never|PATH",
-            help="auto: resume from the last checkpoint; never: refuse a folder with a run; or a checkpoint to resume.",
+        console.option(
+            "auto|never|PATH",
+            "auto: resume from the last checkpoint; never: refuse a folder with a run; or a checkpoint to resume.",
         ),
     ] = "auto",
     override_resume: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD", help="Resume even though this field changed; may be repeated."),
+        list[str] | None, console.option("FIELD", "Resume even though this field changed; may be repeated.")
     ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    quiet: console.Quiet = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Train a model, or resume a run. Ctrl-C once finishes the step and saves; twice stops at once.
 
@@ -70,7 +53,7 @@ def train(
     """
     if output is None and not dry_run:
         raise UsageError("--output is missing", hint="name the folder of the run")
-    check_exists(run)
+    console.check_exists(run)
 
     from manyheads.training.estimate import estimate_run
     from manyheads.training.preparation import prepare
@@ -79,21 +62,21 @@ def train(
     spec = read_run_file(run, [*(overrides or []), *([] if seed is None else [f"seed={seed}"])])
     options: dict[str, Any] = {"device": device, "resume": resume, "override_resume": override_resume or ()}
     if output is None or dry_run:
-        with Progress("preparing the data and timing some steps"):
+        with console.Progress("preparing the data and timing some steps"):
             estimate = estimate_run(prepare(spec), output, **options)
-        print_json(estimate) if as_json else print_estimate(estimate, stdout())
+        console.print_json(estimate) if as_json else print_estimate(estimate, console.stdout())
         return
     report, exit_status = train_and_show(spec, output, quiet=quiet or as_json, **options)
     step, reason = report["step"], report["reason"]
     if as_json:
-        print_json(report)
+        console.print_json(report)
     elif not quiet and exit_status:
-        print_note(
+        console.print_note(
             f"stopped after {step:,} of {spec.train.steps:,} steps, and saved; run the same command again to resume"
         )
     elif not quiet:
         reason_note = "" if reason == "steps" else f" (train.best.{reason})"
-        print_note(f"finished after {step:,} steps{reason_note}; next: manyheads evaluate {output}")
+        console.print_note(f"finished after {step:,} steps{reason_note}; next: manyheads evaluate {output}")
     raise typer.Exit(exit_status)
 
 
@@ -113,7 +96,7 @@ def train_and_show(
     return report, EXIT_STATUS[report["reason"]]
 
 
-def print_estimate(estimate: Tree, console: Console) -> None:
+def print_estimate(estimate: Tree, out: Console) -> None:
     from manyheads.model.cost import format_bytes
     from manyheads.training.estimate import format_seconds
 
@@ -143,10 +126,10 @@ def print_estimate(estimate: Tree, console: Console) -> None:
         compiling = f"after compiling for {format_seconds(speed['compiling'])}"
         lines["compile"] = f"{1000 * speed['compiled_step']:,.0f} ms per step {compiling}: {advice}"
     for name, text in lines.items():
-        console.print(f"{name:<8} {text}")
+        out.print(f"{name:<8} {text}")
 
 
-class TrainingProgress(Progress):
+class TrainingProgress(console.Progress):
     """Shows the events of a run: a bar with loss, metrics, tokens per second and the time left."""
 
     def __init__(self, steps: int, device: str = "auto", *, quiet: bool) -> None:

@@ -101,6 +101,16 @@ def write_atomic(path: Path, text: str) -> None:
         raise
 
 
+def write_text(path: Path, text: str, *, overwrite: bool = False) -> None:
+    """Writes a file of text, completely or not at all. A file that exists raises, unless `overwrite` is true."""
+    if overwrite:
+        with explain_write_errors(path):
+            write_atomic(path, text)
+    else:
+        with atomic_output(path) as draft:
+            draft.write_text(text, encoding="utf-8")
+
+
 def append_atomic(path: Path, data: bytes, *, create: bool) -> None:
     """Appends to a file, all or nothing, also if other processes do; without `create`, a deleted file raises instead.
 

@@ -19,6 +19,7 @@ from manyheads.files.write import (
     check_new_file,
     explain_write_errors,
     write_atomic,
+    write_text,
 )
 
 
@@ -104,6 +105,21 @@ def test_a_small_file_is_replaced_or_stays_as_it_was(tmp_path):
     with pytest.raises(OutputError), explain_write_errors(tmp_path):
         write_atomic(path, "3")
     assert path.read_text() == "2"
+
+
+def test_a_text_replaces_a_file_only_if_asked_to(tmp_path):
+    path = tmp_path / "x"
+    write_text(path, "é")
+    with pytest.raises(OutputExistsError):
+        write_text(path, "2")
+    assert path.read_bytes() == "é".encode()
+    write_text(path, "3", overwrite=True)
+    assert path.read_text() == "3"
+    assert names(tmp_path) == ["x"]
+    for overwrite in (False, True):
+        with pytest.raises(OutputError):
+            write_text(path / "y", "4", overwrite=overwrite)
+    assert path.read_text() == "3"
 
 
 def test_a_line_is_appended_completely_or_not_at_all(tmp_path):
