@@ -220,8 +220,9 @@ def try_fault(fault, folder, coverage, *, quick):
     tests, total = of_line + of_file, 0.0
     first = [test for test in tests if (total := total + coverage.seconds[test]) < FIRST_SECONDS] or tests[:1]
     test = noticed_by(folder, first) if tests else None
-    if test is None and len(first) < len(tests) and not quick:
-        test = noticed_by(folder, tests[len(first) :])
+    others = [test for test in tests[len(first) :] if test == REFERENCE or not quick]
+    if test is None and others:
+        test = noticed_by(folder, others)
     shutil.copy(file, target)
     return {
         "id": key, "file": str(file.relative_to(ROOT)), "line": line, "change": change, "noticed_by": test,
@@ -235,7 +236,11 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", metavar="ID", help="one fault, by its id")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="faults at a time")
-    parser.add_argument("--quick", action="store_true", help="survivors of the first minute meet no more tests")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="survivors of the first minute meet the test of the generated pages, and no more",
+    )
     parser.add_argument("--coverage", type=Path, default=ROOT / ".mutants", help="folder of the coverage data")
     parser.add_argument("--results", type=Path, default=ROOT / ".mutants.jsonl")
     options = parser.parse_args()

@@ -44,6 +44,11 @@ class Heatmap:
     row_axis: str = ""
     column_axis: str = ""
 
+    def __post_init__(self) -> None:
+        assert len(self.rows) in (0, len(self.values)), "a label per row, or none"
+        assert all(len(row) == len(self.values[0]) for row in self.values), "rows of one length"
+        assert len(self.columns) in (0, *map(len, self.values[:1])), "a label per column, or none"
+
 
 @dataclass(frozen=True)
 class Table:
@@ -52,6 +57,9 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.columns) for row in self.rows), "a cell per column"
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def train(
 ) -> Tree:
     """Trains or resumes a run, as `manyheads train` does, and returns how it ended as a dict.
 
-    `run` is a run file, its tree or a spec. `progress` is called with every event; `train_events` yields them instead.
+    `run` is a run file, a dict or a spec. `progress` is called with every event; `train_events` yields them instead.
     """
     spec, folder = to_spec(run, overrides), Path(folder)
     event: Any = None  # after the loop, this is Finished

@@ -157,6 +157,8 @@ def test_swaps_from_lists_the_overrides_that_lead_from_one_model_to_another():
     text = run("show", "gpt2", "--swaps-from", "transformer-base").stdout
     assert "p[t] = row t of a learned table" in text, "the formula of a new part"
     assert "-s decoder.width=768" in text
+    change = next(change for step in found["steps"] for change in step["changes"])
+    assert any(change["path"] in line and f"{change['before']} → " in line for line in text.splitlines())
 
 
 def test_a_short_path_changes_every_stack_that_has_the_field():

@@ -70,6 +70,13 @@ def test_words_digits_and_punctuation_are_tokens_of_their_own():
     assert make_tokenizer("words", ["a b c d"], vocab_size=7).get_vocab_size() == 7
 
 
+@pytest.mark.parametrize("kind", ["words", "characters"])
+def test_texts_that_are_all_empty_give_no_tokenizer(kind):
+    with raises("data.tokenizer"):
+        make_tokenizer(kind, ["", ""])
+    assert make_tokenizer(kind, ["", "a"])
+
+
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_a_vocabulary_too_large_is_an_error_with_the_largest_possible(kind):
     with raises("data.tokenizer", "50,000") as caught:

@@ -128,6 +128,12 @@ def test_a_forced_prefix_is_generated_first():
     assert torch.equal(prefix.apply(logits, make_context(TOKENS, 2)), logits)
 
 
+def test_top_p_keeps_no_token_beyond_a_sum_of_exactly_p():
+    """Four equal probabilities are exact in binary, and two of them sum to 0.5."""
+    kept = choose_processor({"kind": "top-p", "top_p": 0.5}).apply(torch.zeros(1, 4), make_context([[0]])).isfinite()
+    assert kept.sum() == 2
+
+
 def test_every_processor_has_a_test_and_a_formula():
     tested = {spec["kind"] for spec, _ in SAME}
     tested |= {"presence", "frequency", "logit-bias", "forced-prefix", "renormalize"}

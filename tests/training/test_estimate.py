@@ -14,12 +14,19 @@ from small_runs import STACK, described, in_a_process
 
 import manyheads
 from manyheads.errors import ManyheadsError, OutOfDiskError
+from manyheads.model.builder import build_meta
 from manyheads.spec import to_toml
 from manyheads.training.batches import BatchLoader, BatchStream
 from manyheads.training.estimate import MAX_TIMED_STEPS, format_seconds, measure_speed
 from manyheads.training.loop import train_events
 from manyheads.training.preparation import prepare
-from manyheads.training.resources import check_resources, estimate_resources, evaluation_shapes, read_kibibytes
+from manyheads.training.resources import (
+    activation_bytes,
+    check_resources,
+    estimate_resources,
+    evaluation_shapes,
+    read_kibibytes,
+)
 from manyheads.training.run import read_run
 
 
@@ -69,6 +76,15 @@ def test_a_checkpoint_has_about_the_estimated_size(tmp_path):
     assert estimate_resources(run, tmp_path / "run").disk == needs.disk - 2 * needs.checkpoint, "two exist already"
     best = estimate_resources(prepare(read_run(described("seq2seq", best={"metric": "loss"}))), tmp_path / "other")
     assert best.disk == needs.disk + needs.checkpoint, "the best is kept too"
+
+
+def test_activations_are_those_of_the_batch_that_needs_most():
+    """Whatever the order of the batches is, the estimate covers each of them."""
+    run = prepare(read_run(described("seq2seq")))
+    loader, model = BatchLoader(run, run.train_dataset), build_meta(run.model_spec)
+    needed = [activation_bytes(run, model, batch) for batch in loader]
+    assert len({size for size, _ in needed}) > 1
+    assert estimate_resources(run).activations == max(needed)[0]
 
 
 def test_an_evaluation_of_packed_texts_is_timed_by_rows_not_by_texts(tmp_path):

@@ -24,7 +24,7 @@ from manyheads import build
 from manyheads.data.source import DataSpec
 from manyheads.spec import override, to_inline_toml
 from manyheads.tasks.task import TaskSpec
-from manyheads.training.batches import BatchStream
+from manyheads.training.batches import BatchStream, row_lengths
 from manyheads.training.estimate import SpeedEstimate, measure_speed, typical_seconds
 from manyheads.training.events import Step
 from manyheads.training.loop import train_events
@@ -342,6 +342,15 @@ def test_a_few_long_rows_are_truncated_and_counted(tmp_path):
     assert tree["train"]["max_length"] <= tree["train"]["batch_tokens"]
     run = prepare(read_run(tree))
     assert f"{run.num_truncated[0]:,} of {len(run.train_dataset):,} rows" in text
+
+
+def test_a_batch_has_room_for_the_longest_row_and_little_more(tmp_path):
+    """However few the rows are; the batches of short rows have 512 tokens."""
+    words, short = 130, tomllib.loads(suggest_run("classify", table(tmp_path / "a.tsv", labelled()), minutes=0.01)[0])
+    long = [(" ".join([text] * (words // len(text.split()))), label) for text, label in labelled(30)]
+    tree = tomllib.loads(suggest_run("classify", table(tmp_path / "b.tsv", long), minutes=0.01)[0])
+    longest = int(row_lengths(prepare(read_run(tree)), prepare(read_run(tree)).train_dataset).sum(1).max())
+    assert short["train"]["batch_tokens"] == 512 < longest <= tree["train"]["batch_tokens"] < longest + 64
 
 
 def test_more_data_gets_a_larger_model(tmp_path):
