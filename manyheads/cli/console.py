@@ -327,7 +327,7 @@ class StderrFile(io.FileIO):
 
 
 def open_streams() -> None:
-    """Opens the null device for each closed standard stream, so that no other file gets its number, and stderr anew."""
+    """Opens the null device for closed standard streams, so that no file gets their numbers, and reopens stderr."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # the system gives the lowest free number, which is that of the closed stream
             null = open(os.devnull, "r" if name == "stdin" else "w", encoding="utf-8")  # noqa: SIM115
@@ -342,7 +342,7 @@ def open_streams() -> None:
 
 
 def exit_at_signals() -> None:
-    """Ends the command at SIGTERM and SIGHUP by an exception that removes temporary files; a training saves first.
+    """At SIGTERM and SIGHUP raises SystemExit, so that temporary files are removed; `train` saves a checkpoint first.
 
     A second SIGTERM ends it at once. A second SIGHUP does not, because a terminal and its shell both send one.
     """

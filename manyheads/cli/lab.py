@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 MAX_NOTE = 40  # characters beside the bar
 
 lab_app = typer.Typer(
-    help="Run the claims about attention, and judge them.", rich_markup_mode=None, no_args_is_help=True
+    help="Run experiments that test claims about transformers, and report a verdict for each.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
 )
 console.app.add_typer(lab_app, name="lab")
 
@@ -87,8 +89,8 @@ def lab_run(
         ),
     ] = None,
     every: Annotated[bool, console.flag("--all", "Run every lab.")] = False,
-    quick: Annotated[bool, console.flag("--quick", "Sizes of seconds; the default.")] = False,
-    full: Annotated[bool, console.flag("--full", "Larger sizes, which decide with a wide margin.")] = False,
+    quick: Annotated[bool, console.flag("--quick", "Small settings that take seconds (default).")] = False,
+    full: Annotated[bool, console.flag("--full", "Larger settings: slower, with wider margins.")] = False,
     seed: Annotated[int, console.integer_option("Random seed.")] = 0,
     jobs: Annotated[
         int | None,

@@ -37,7 +37,8 @@ def predict(
     top_p: generation.TopP = None,
     repetition_penalty: generation.RepetitionPenalty = None,
     json_schema: Annotated[
-        str | None, console.option("SCHEMA", "Generate JSON of this schema: a file, or a text; {} is any JSON.")
+        str | None,
+        console.option("SCHEMA", "Generate JSON that matches this JSON Schema (a file or inline); {} allows any JSON."),
     ] = None,
     regex: Annotated[
         str | None, console.option("REGEX", "Generate a text that this regular expression matches.")
@@ -56,7 +57,7 @@ def predict(
         console.flag("--stream/--no-stream", "Print a generated text as it grows [default: in a terminal]."),
     ] = None,
     truncate: Annotated[
-        bool, console.flag("--truncate", "Truncate a text that is too long for the model, with a note, and read it.")
+        bool, console.flag("--truncate", "Truncate a text that is too long instead of refusing it; a note reports it.")
     ] = False,
     loops: Annotated[
         bool, console.flag("--loops", "Report what a generated text repeats at its end: prefix, period and text.")
