@@ -146,12 +146,12 @@ def lab_blocks(lab: Any, run: Any) -> Iterator[str]:
 
 
 def commands(lab: Any, run: Any) -> Iterator[str]:
-    from manyheads.labs.views.explain import next_commands, opposite_command
+    from manyheads.labs.views.explain import counterexample_command, next_commands
 
     yield run.command if run else f"manyheads lab run {lab.id}"
     yield from next_commands(lab)
-    if opposite := opposite_command(lab):
-        yield f"{opposite}   # the opposite: the claim fails"
+    if counterexample := counterexample_command(lab):
+        yield f"{counterexample}   # counterexample: the claim fails"
 
 
 def finding_blocks(run: Any) -> Iterator[str]:

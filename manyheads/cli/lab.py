@@ -232,7 +232,7 @@ def run_one(lab: Lab, size: Size, seed: int, parameters: dict[str, Any]) -> LabR
     from manyheads.labs.lab import run_lab
 
     with Progress(f"running {lab.id}") as progress:
-        return run_lab(lab, at=size, seed=seed, progress=progress.update, **parameters)
+        return run_lab(lab, size=size, seed=seed, progress=progress.update, **parameters)
 
 
 def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> list[Outcome]:
@@ -245,7 +245,7 @@ def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> li
             note = ", ".join(running)
             progress.update("lab", ended, len(labs), note if len(note) <= MAX_NOTE else f"{note[:MAX_NOTE]}…")
 
-        return run_labs(labs, at=size, seed=seed, jobs=jobs or available_cores(), on_lab=show)
+        return run_labs(labs, size=size, seed=seed, jobs=jobs or available_cores(), on_lab=show)
 
 
 # ------------------------------------------------------------------------------------------------------------ notebook

@@ -72,7 +72,7 @@ def test_a_value_that_json_lacks_is_text():
 def test_the_verdict_of_a_claim_is_the_worst_of_its_labs():
     lab = all_labs()["copying"]
     row = read_claims().rows[lab.rows[0]]
-    good, bad = run_lab(lab), run_lab(lab, **lab.opposite)
+    good, bad = run_lab(lab), run_lab(lab, **lab.counterexample)
     assert claim_tree(row)["verdict"] is None
     assert claim_tree(row, [good])["verdict"] == "holds"
     assert claim_tree(row, [good, bad])["verdict"] == "fails"

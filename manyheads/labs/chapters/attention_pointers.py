@@ -74,12 +74,11 @@ def learn_pointer(core: Core, steps: int = 100) -> float:
     return float((attend(query, k, v, core)[0] - v[2]).norm().detach())
 
 
-@lab("attention", rows=("A14",), seconds=(0.2, 0.2), opposite={"core": "dot"}, try_next=("--steps 3", "--seed 1"))
+@lab("attention", rows=("A14",), counterexample={"core": "dot"}, try_next=("--steps 3", "--seed 1"))
 def hard_attention(
     *,
     core: Annotated[str, "argmax or dot: what makes weights from scores"] = "argmax",
     steps: Annotated[int, "steps of gradient descent"] = 100,
-    seed: int = 0,
 ) -> Finding:
     """Argmax attention gives all weight to one key, and can still be trained.
 
@@ -114,13 +113,12 @@ def hatch(values: Tensor, visible: Tensor) -> list[list[float | None]]:
 
 
 @lab("attention", rows=("A15", "A16", "P12"), errata=("E6",), seconds=(3, 8), smallest={"most": 2, "draws": 6},
-     full={"draws": 200}, opposite={"core": "dot"}, try_next=("--most 4", "--draws 100"))  # fmt: skip
+     full={"draws": 200}, counterexample={"core": "dot"}, try_next=("--most 4", "--draws 100"))  # fmt: skip
 def receptive_field_of_pointers(
     *,
     most: Annotated[int, "largest number of heads, and of layers"] = 3,
     draws: Annotated[int, "models with random pointers"] = 20,
     core: Annotated[str, "argmax or dot: what makes weights from scores"] = "argmax",
-    seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
     """With argmax attention, an output of n layers with k heads depends on at most (k + 1)ⁿ inputs.

@@ -62,17 +62,13 @@ def matrix(title: str, values: Tensor) -> Heatmap:
     return Heatmap(title, values.tolist(), names, names, "output", "input")
 
 
-@lab(
-    "block", rows=("F1",), seconds=(0.1, 0.1), opposite={"attention": True},
-    try_next=("--attention", "--hidden 64 --tokens 12"),
-)  # fmt: skip
+@lab("block", rows=("F1",), counterexample={"attention": True}, try_next=("--attention", "--hidden 64 --tokens 12"))
 @torch.no_grad()
 def feed_forward(
     *,
     tokens: Annotated[int, "number of tokens"] = 6,
     hidden: Annotated[int, "size of the hidden layer"] = 32,
     attention: Annotated[bool, "change the input of attention instead"] = False,
-    seed: int = 0,
 ) -> Finding:
     """The feed-forward network works on each position alone.
 
@@ -98,15 +94,12 @@ def feed_forward(
     )
 
 
-@lab(
-    "block", rows=("F2", "F3"), errata=("E16",), seconds=(0.1, 0.1), opposite={"masks_itself": False},
-    try_next=("--no-masks-itself", "--tokens 12"),
-)  # fmt: skip
+@lab("block", rows=("F2", "F3"), errata=("E16",), counterexample={"masks_itself": False},
+     try_next=("--no-masks-itself", "--tokens 12"))  # fmt: skip
 def residual_connection(
     *,
     tokens: Annotated[int, "number of tokens"] = 5,
     masks_itself: Annotated[bool, "a token may not attend to itself"] = True,
-    seed: int = 0,
 ) -> Finding:
     """Without a residual connection, what attention does not pick up is lost.
 
@@ -150,14 +143,13 @@ def residual_connection(
     )
 
 
-@lab("block", rows=("F4",), seconds=(0.1, 0.1), opposite={"normalize": False}, try_next=("--factor 10000", "--width 4"))
+@lab("block", rows=("F4",), counterexample={"normalize": False}, try_next=("--factor 10000", "--width 4"))
 @torch.no_grad()
 def layer_norm(
     *,
     factor: Annotated[float, "by which the vectors are multiplied"] = 100.0,
     width: Annotated[int, "size of a vector"] = 64,
     normalize: Annotated[bool, "use LayerNorm; otherwise nothing"] = True,
-    seed: int = 0,
 ) -> Finding:
     """LayerNorm gives the same output for a vector and for a hundred times that vector.
 
@@ -186,10 +178,8 @@ def layer_norm(
     )
 
 
-@lab(
-    "block", rows=("F5", "P4"), seconds=(0.5, 4.0), full={"examples": 2000},
-    opposite={"factor": 1.0}, try_next=("--factor 3", "--factor 10"),
-)  # fmt: skip
+@lab("block", rows=("F5", "P4"), seconds=(0.5, 4.0), full={"examples": 2000}, counterexample={"factor": 1.0},
+     try_next=("--factor 3", "--factor 10"))  # fmt: skip
 def large_embeddings(
     *,
     factor: Annotated[float, "by which the embeddings are multiplied"] = 100.0,
@@ -266,10 +256,8 @@ class Saturation:
         self.slope, self.is_wrong = (torch.sigmoid(z) * torch.sigmoid(-z)).detach(), z < 0  # the class is 1
 
 
-@lab(
-    "block", rows=("F6",), seconds=(1.5, 2.0), opposite={"layers": 1}, full={"width": 64},
-    try_next=("--layers 6", "--layers 48"),
-)  # fmt: skip
+@lab("block", rows=("F6",), seconds=(1.5, 2.0), counterexample={"layers": 1}, full={"width": 64},
+     try_next=("--layers 6", "--layers 48"))  # fmt: skip
 def deep_gradients(
     *,
     layers: Annotated[int, "number of layers"] = 24,
@@ -319,7 +307,7 @@ def layer_gradients(layers: int, width: int, seed: int, **fields: str) -> list[f
     return [float(torch.cat([g.flatten() for g in of_layer if g is not None]).norm()) for of_layer in weights]
 
 
-@lab("block", rows=("F7",), seconds=(0.1, 0.1), opposite={"final_norm": True}, try_next=("--layers 12", "--final-norm"))
+@lab("block", rows=("F7",), counterexample={"final_norm": True}, try_next=("--layers 12", "--final-norm"))
 @torch.no_grad()
 def stacking(
     *,

@@ -49,13 +49,8 @@ def exponent(lengths: list[int], values: list[float]) -> float:
     return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
 
 
-@lab(
-    "cost",
-    rows=("M1",),
-    seconds=(0.5, 0.5),
-    opposite={"projections": True},
-    try_next=("--source 1000 --target 10", "--projections"),
-)
+@lab("cost", rows=("M1",), counterexample={"projections": True},
+     try_next=("--source 1000 --target 10", "--projections"))  # fmt: skip
 def complexity_table(
     *,
     source: Annotated[int, "M, tokens of the source"] = 96,
@@ -93,13 +88,7 @@ def complexity_table(
     )
 
 
-@lab(
-    "cost",
-    errata=("E7",),
-    seconds=(0.5, 0.5),
-    opposite={"length": 2048, "width": 16},
-    try_next=("--length 8192", "--width 1024"),
-)
+@lab("cost", errata=("E7",), counterexample={"length": 2048, "width": 16}, try_next=("--length 8192", "--width 1024"))
 def what_the_table_leaves_out(
     *,
     length: Annotated[int, "M, tokens of the text"] = 512,
@@ -191,15 +180,8 @@ def run_attention(length: int, k: int, *, fused: bool, repeats: int) -> tuple[in
     return memory.peak, min(seconds)
 
 
-@lab(
-    "cost",
-    rows=("M2",),
-    seconds=(1, 3),
-    smallest={"repeats": 1},
-    full={"repeats": 30},
-    opposite={"fused": True},
-    try_next=("--fused", "--width 16"),
-)
+@lab("cost", rows=("M2",), seconds=(1, 3), smallest={"repeats": 1}, full={"repeats": 30},
+     counterexample={"fused": True}, try_next=("--fused", "--width 16"))  # fmt: skip
 def measured_beside_counted(
     *,
     width: Annotated[int, "k, size of a head"] = 64,

@@ -67,13 +67,8 @@ def count_parameters(spec: ModelSpec) -> int:
     return sum(parameter.numel() for parameter in build_meta(spec).parameters())
 
 
-@lab(
-    "families",
-    rows=("N1",),
-    seconds=(1.5, 1.5),
-    opposite={"vocab": 50_000},
-    try_next=("--vocab 50000", "--vocab 32000"),
-)
+@lab("families", rows=("N1",), seconds=(1.5, 1.5), counterexample={"vocab": 50_000},
+     try_next=("--vocab 50000", "--vocab 32000"))  # fmt: skip
 def published_sizes(*, vocab: Annotated[int, "vocabulary size of every model; 0 for the published one"] = 0) -> Finding:
     """The models of the named families have the published number of parameters, to the last one.
 
@@ -102,14 +97,8 @@ def published_sizes(*, vocab: Annotated[int, "vocabulary size of every model; 0 
     )
 
 
-@lab(
-    "families",
-    rows=("N2",),
-    errata=("E1",),
-    seconds=(0.5, 0.5),
-    opposite={"gpt2": "sinusoidal"},
-    try_next=("--gpt2 sinusoidal", "--gpt2 rope"),
-)
+@lab("families", rows=("N2",), errata=("E1",), counterexample={"gpt2": "sinusoidal"},
+     try_next=("--gpt2 sinusoidal", "--gpt2 rope"))  # fmt: skip
 def position_schemes(*, gpt2: Annotated[str, "position scheme that GPT-2 is given"] = "learned") -> Finding:
     """Older families learn a vector per position, newer ones rotate queries and keys; GPT-2 and GPT-3 learn theirs too.
 
@@ -148,13 +137,8 @@ def sizes(name: str) -> tuple[int, int]:
     return getattr(part.embed, "size", None) or part.width, part.width
 
 
-@lab(
-    "families",
-    rows=("P5",),
-    seconds=(0.3, 0.3),
-    opposite={"presets": "albert-base-v2 rnnsearch gpt2"},
-    try_next=("--presets 'albert-base-v2 bert-base'", "--presets 'gpt2 llama-7b'"),
-)
+@lab("families", rows=("P5",), counterexample={"presets": "albert-base-v2 rnnsearch gpt2"},
+     try_next=("--presets 'albert-base-v2 bert-base'", "--presets 'gpt2 llama-7b'"))  # fmt: skip
 def embedding_size(*, presets: Annotated[str, "published models, separated by spaces; empty for all"] = "") -> Finding:
     """In most models the embedding size equals the hidden size.
 
@@ -200,14 +184,9 @@ def round_trip(seed: int) -> float:
         return float((load(Path(folder) / "gpt2").model(ids) - model(ids)).abs().max())
 
 
-@lab(
-    "families",
-    rows=("N4",),
-    errata=("E12",),
-    seconds=(1, 1),
-    opposite={"closed": "chatgpt claude gemini gpt-4 gpt2"},
-    try_next=("--closed 'gpt-4'", "--closed 'chatgpt claude gemini gpt-4 gpt2'"),
-)
+@lab("families", rows=("N4",), errata=("E12",), seconds=(1, 1),
+     counterexample={"closed": "chatgpt claude gemini gpt-4 gpt2"},
+     try_next=("--closed 'gpt-4'", "--closed 'chatgpt claude gemini gpt-4 gpt2'"))  # fmt: skip
 def closed_models(
     *,
     closed: Annotated[str, "names of closed models, separated by spaces"] = "chatgpt claude gemini gpt-4",

@@ -63,14 +63,13 @@ def reads_own_chunk(width: int, heads: int) -> bool:
     return same == [True] * (heads - 1) + [False]
 
 
-@lab("heads", rows=("C1", "C2", "C3"), seconds=(0.2, 0.2), opposite={"interleaved": True},
+@lab("heads", rows=("C1", "C2", "C3"), counterexample={"interleaved": True},
      try_next=("--heads 1", "--width 512 --heads 8"))  # fmt: skip
 def three_ways_to_split_heads(
     *,
     width: Annotated[int, "d, the width of x"] = 24,
     heads: Annotated[int, "h, the number of heads"] = 4,
     interleaved: Annotated[bool, "whether a head takes every h-th column, instead of neighbouring ones"] = False,
-    seed: int = 0,
 ) -> Finding:
     """Heads can divide the width, have all of it each, or read a chunk of x each: 4d², 4hd² or 3d²/h + d² parameters.
 
@@ -105,13 +104,12 @@ def three_ways_to_split_heads(
 
 
 @lab("heads", rows=("C4",), seconds=(0.3, 1), smallest={"draws": 4000}, full={"draws": 100_000},
-     opposite={"rescaled": False}, try_next=("--rate 0.5", "--draws 100"))  # fmt: skip
+     counterexample={"rescaled": False}, try_next=("--rate 0.5", "--draws 100"))  # fmt: skip
 def dropout_keeps_the_mean(
     *,
     rate: Annotated[float, "probability that a weight is dropped"] = 0.1,
     rescaled: Annotated[bool, "whether what is kept is divided by 1 − rate"] = True,
     draws: Annotated[int, "forward passes in training mode"] = 10_000,
-    seed: int = 0,
 ) -> Finding:
     """Dropout changes every pass of training, and keeps the mean; in evaluation it does nothing.
 
@@ -172,14 +170,13 @@ def forward_seconds(model: nn.Module, ids: Tensor, repeats: int = 5) -> float:
     return min(times)
 
 
-@lab("heads", rows=("C7",), seconds=(3, 3), smallest={"tokens": 8}, opposite={"missing": 1},
+@lab("heads", rows=("C7",), seconds=(3, 3), smallest={"tokens": 8}, counterexample={"missing": 1},
      try_next=("--tokens 100", "--tokens 20"))  # fmt: skip
 def more_heads_fewer_layers(
     *,
     tokens: Annotated[int, "R, the tokens that an output should depend on"] = 64,
     missing: Annotated[int, "layers fewer than the formula says"] = 0,
     width: Annotated[int, "width of the layers whose cost is counted; a multiple of 42"] = 84,
-    seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
     """With k heads that each point at one token, n = ⌈log_{k+1} R⌉ layers reach R tokens: more heads need fewer layers.

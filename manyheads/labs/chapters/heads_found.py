@@ -91,7 +91,7 @@ def links(one: Sentence) -> tuple[str, list[Link]]:
 
 
 @lab("heads", rows=("C6", "P12"), seconds=(5, 12), smallest={"steps": 300, "sentences": 100}, full={"steps": 1000},
-     opposite={"steps": 0}, try_next=("--heads 1", "--heads 4"))  # fmt: skip
+     counterexample={"steps": 0}, try_next=("--heads 1", "--heads 4"))  # fmt: skip
 def what_heads_find(
     *,
     steps: Annotated[int, "training steps"] = 400,

@@ -33,9 +33,9 @@ def lower_triangle(length: int) -> Tensor:
     return torch.ones(length, length).tril().bool()
 
 
-@lab("masks", rows=("B1", "B2", "P12"), seconds=(0.1, 0.1), opposite={"when": "after"})
+@lab("masks", rows=("B1", "B2", "P12"), counterexample={"when": "after"})
 def mask_before_softmax(
-    *, when: Annotated[str, "before or after the softmax: when the mask is applied"] = "before", seed: int = 0
+    *, when: Annotated[str, "before or after the softmax: when the mask is applied"] = "before"
 ) -> Finding:
     """A mask is added to the scores before the softmax; multiplying by 0 and 1 after it is wrong.
 
@@ -116,14 +116,13 @@ def gradients(model: Any, ids: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-@lab("masks", rows=("B3", "B7"), seconds=(0.3, 0.3), opposite={"mask": "none"},
+@lab("masks", rows=("B3", "B7"), counterexample={"mask": "none"},
      try_next=("--position none", "--position rope --length 12"))  # fmt: skip
 def causality(
     *,
     mask: Annotated[str, "causal or none; none plants a leak"] = "causal",
     position: Annotated[str, "how positions are represented, such as rope"] = "sinusoidal",
     length: Annotated[int, "number of tokens"] = 8,
-    seed: int = 0,
 ) -> Finding:
     """In a causal decoder no output depends on a later token.
 
@@ -166,14 +165,12 @@ def source_changes(model: Any, ids: Tensor, source: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- padding
 
 
-@lab("masks", rows=("B4", "B5"), seconds=(0.2, 0.2), opposite={"masked": False},
-     try_next=("--pads 100", "--position rope"))  # fmt: skip
+@lab("masks", rows=("B4", "B5"), counterexample={"masked": False}, try_next=("--pads 100", "--position rope"))
 def padding(
     *,
     pads: Annotated[int, "number of padding tokens"] = 3,
     position: Annotated[str, "how positions are represented, such as rope"] = "sinusoidal",
     masked: Annotated[bool, "whether the model is told which tokens are padding"] = True,
-    seed: int = 0,
 ) -> Finding:
     """Padding changes nothing: a padded text gives the outputs of the text alone, on whichever side the padding is.
 
@@ -230,9 +227,8 @@ BIG_DOG = ("a", "big", "dog", "chased", "another", "big", "dog")
 FIRST_BIG, DOG, LATER_BIG = 1, 2, 5
 
 
-@lab("masks", rows=("P3", "B6", "P12"), seconds=(0.1, 0.1), opposite={"mask": "none"},
-     try_next=("--seed 1", "--seed 2"))  # fmt: skip
-def an_earlier_word(*, mask: Annotated[str, "causal or none"] = "causal", seed: int = 0) -> Finding:
+@lab("masks", rows=("P3", "B6", "P12"), counterexample={"mask": "none"}, try_next=("--seed 1", "--seed 2"))
+def an_earlier_word(*, mask: Annotated[str, "causal or none"] = "causal") -> Finding:
     """Under a causal mask an earlier word cannot see a later one: "dog" does not see the "big" that follows it.
 
     Without positions and without a mask, both "big" have the same vector, so "dog" gives them the same weight and

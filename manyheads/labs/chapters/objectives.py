@@ -42,13 +42,8 @@ def encode(text: str) -> tuple[np.ndarray, tuple[str, ...]]:
 # ------------------------------------------------------------------------------------------------------- the next token
 
 
-@lab(
-    "objectives",
-    rows=("H1",),
-    seconds=(0.1, 0.1),
-    opposite={"causal": False},
-    try_next=("--no-causal", "--text 'to be or not to be'"),
-)
+@lab("objectives", rows=("H1",), counterexample={"causal": False},
+     try_next=("--no-causal", "--text 'to be or not to be'"))  # fmt: skip
 def next_token_labels(
     *,
     text: Annotated[str, "words"] = "the man chased the dog",
@@ -113,13 +108,8 @@ def distance_map(outputs: Tensor, places: list[str], *, keep_position: bool) -> 
     return Heatmap(title, torch.cdist(outputs, outputs).tolist(), places, places)
 
 
-@lab(
-    "objectives",
-    rows=("H2",),
-    seconds=(0.1, 0.1),
-    opposite={"keep_position": False},
-    try_next=("--position rope", "--no-keep-position"),
-)
+@lab("objectives", rows=("H2",), counterexample={"keep_position": False},
+     try_next=("--position rope", "--no-keep-position"))  # fmt: skip
 def masked_tokens_differ(
     *,
     position: Annotated[str, "position scheme, such as sinusoidal, learned, rope or none"] = "sinusoidal",
@@ -141,13 +131,8 @@ def masked_tokens_differ(
     )
 
 
-@lab(
-    "objectives",
-    rows=("H3",),
-    seconds=(0.1, 0.1),
-    opposite={"keep_position": True},
-    try_next=("--position learned", "--keep-position"),
-)
+@lab("objectives", rows=("H3",), counterexample={"keep_position": True},
+     try_next=("--position learned", "--keep-position"))  # fmt: skip
 def masked_positions(
     *,
     position: Annotated[str, "position scheme, such as sinusoidal, learned or rope"] = "sinusoidal",
@@ -220,14 +205,8 @@ def corrupted(objective: str, rows: int, seed: int) -> tuple[list[float], list[i
     return shares, lengths, broken, pads, example
 
 
-@lab(
-    "objectives",
-    rows=("H4",),
-    seconds=(1, 5),
-    full={"rows": 100_000},
-    opposite={"objective": "spans", "rows": 500},
-    try_next=("--objective spans", "--rows 1000"),
-)
+@lab("objectives", rows=("H4",), seconds=(1, 5), full={"rows": 100_000},
+     counterexample={"objective": "spans", "rows": 500}, try_next=("--objective spans", "--rows 1000"))  # fmt: skip
 def span_corruption(
     *,
     objective: Annotated[str, "infill: one gap, as in the assignment; spans: many, as in T5"] = "infill",
@@ -281,15 +260,8 @@ def next_token_loss(model: nn.Module, windows: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
-@lab(
-    "objectives",
-    rows=("H5",),
-    seconds=(6, 50),
-    smallest={"steps": 50},
-    full={"steps": 2000},
-    opposite={"shuffled": True},
-    try_next=("--shuffled", "--steps 1000"),
-)
+@lab("objectives", rows=("H5",), seconds=(6, 50), smallest={"steps": 50}, full={"steps": 2000},
+     counterexample={"shuffled": True}, try_next=("--shuffled", "--steps 1000"))  # fmt: skip
 def labels_from_raw_text(
     *,
     steps: Annotated[int, "training steps"] = 250,

@@ -49,19 +49,13 @@ def fails_at(model: Model, length: int) -> str:
     return ""
 
 
-@lab(
-    "position",
-    rows=("D9",),
-    seconds=(0.3, 0.3),
-    opposite={"scheme": "sinusoidal"},
-    try_next=("--scheme sinusoidal", "--length 1024 --width 64"),
-)
+@lab("position", rows=("D9",), counterexample={"scheme": "sinusoidal"},
+     try_next=("--scheme sinusoidal", "--length 1024 --width 64"))  # fmt: skip
 def learned_positions(
     *,
     scheme: Annotated[str, "position scheme that is judged"] = "learned",
     length: Annotated[int, "T, the number of positions"] = 40,
     width: Annotated[int, "d, the width of the model"] = 32,
-    seed: int = 0,
 ) -> Finding:
     """Learned positions are a table of T rows and d columns, and end after T positions.
 
@@ -93,13 +87,8 @@ def learned_positions(
     )
 
 
-@lab(
-    "position",
-    rows=("D10", "D11"),
-    seconds=(0.3, 0.3),
-    opposite={"unclipped": "shaw"},
-    try_next=("--length 100 --heads 8", "--clip 2"),
-)
+@lab("position", rows=("D10", "D11"), counterexample={"unclipped": "shaw"},
+     try_next=("--length 100 --heads 8", "--clip 2"))  # fmt: skip
 def relative_bias(
     *,
     length: Annotated[int, "T, the number of positions"] = 12,
@@ -137,18 +126,11 @@ def relative_bias(
     )  # fmt: skip
 
 
-@lab(
-    "position",
-    errata=("E14",),
-    seconds=(0.1, 0.1),
-    opposite={"kind": "clipped"},
-    try_next=("--kind clipped", "--clip 16"),
-)
+@lab("position", errata=("E14",), counterexample={"kind": "clipped"}, try_next=("--kind clipped", "--clip 16"))
 def vectors_of_shaw(
     *,
     kind: Annotated[str, "shaw, or clipped for scalars"] = "shaw",
     clip: Annotated[int, "k, the largest offset with a vector of its own"] = 8,
-    seed: int = 0,
 ) -> Finding:
     """A bias per offset is simpler than the scheme of Shaw et al. 2018, which has vectors.
 
@@ -191,19 +173,12 @@ def core_weights(core: DotSpec, q: Tensor, k: Tensor, bias: Tensor | None = None
     return weights[0, 0]
 
 
-@lab(
-    "position",
-    rows=("D12",),
-    errata=("E5",),
-    seconds=(0.1, 0.1),
-    opposite={"own_scale": True},
-    try_next=("--own-scale", "--position-size 32"),
-)
+@lab("position", rows=("D12",), errata=("E5",), counterexample={"own_scale": True},
+     try_next=("--own-scale", "--position-size 32"))  # fmt: skip
 def bias_or_concatenation(
     *,
     own_scale: Annotated[bool, "each attention divides by the root of its own size"] = False,
     position_size: Annotated[int, "coordinates of the position in queries and keys"] = 4,
-    seed: int = 0,
 ) -> Finding:
     """A bias q_pos · k_pos does the same as concatenating the positions to queries and keys.
 
@@ -234,19 +209,13 @@ def bias_or_concatenation(
     )
 
 
-@lab(
-    "position",
-    rows=("D14",),
-    seconds=(0.2, 0.2),
-    opposite={"scheme": "sinusoidal"},
-    try_next=("--fraction 0.25", "--scheme sinusoidal"),
-)
+@lab("position", rows=("D14",), counterexample={"scheme": "sinusoidal"},
+     try_next=("--fraction 0.25", "--scheme sinusoidal"))  # fmt: skip
 def rotation(
     *,
     scheme: Annotated[str, "rope, or sinusoidal: positions added to the same q and k"] = "rope",
     fraction: Annotated[float, "share of the coordinates that are rotated"] = 1.0,
     length: Annotated[int, "positions"] = 60,
-    seed: int = 0,
 ) -> Finding:
     """Rotating queries and keys by their position makes their score depend on the offset alone.
 
@@ -291,14 +260,8 @@ def pictures(name: str, model: Model, length: int) -> list[Figure]:
     return [*figures, matrix(f"{name}: position part of the score", scores)]
 
 
-@lab(
-    "position",
-    rows=("D17",),
-    seconds=(0.5, 1.0),
-    full={"length": 64},
-    opposite={"offset_alone": "learned"},
-    try_next=("--schemes learned", "--length 64 --schemes sinusoidal,rope"),
-)
+@lab("position", rows=("D17",), seconds=(0.5, 1.0), full={"length": 64}, counterexample={"offset_alone": "learned"},
+     try_next=("--schemes learned", "--length 64 --schemes sinusoidal,rope"))  # fmt: skip
 def pictures_of_schemes(
     *,
     schemes: Annotated[str, "schemes that are drawn"] = POSITIONAL,

@@ -25,10 +25,8 @@ def recurrent_model(seed: int, width: int = 32) -> Model:
     return build(read_model({"vocab": SYMBOLS, "recurrent": fields, "head": "untied"}), seed=seed)
 
 
-@lab(
-    "recurrent", rows=("E6",), seconds=(1.0, 2.0), smallest={"longest": 64}, full={"longest": 1024},
-    opposite={"recurrent": True}, try_next=("--longest 1024", "--recurrent"),
-)  # fmt: skip
+@lab("recurrent", rows=("E6",), seconds=(1.0, 2.0), smallest={"longest": 64}, full={"longest": 1024},
+     counterexample={"recurrent": True}, try_next=("--longest 1024", "--recurrent"))  # fmt: skip
 def sequential_steps(
     *,
     longest: Annotated[int, "tokens of the longest sequence that is timed"] = 512,
@@ -103,10 +101,8 @@ def seconds(model: Model, length: int, repeats: int = 3) -> float:
     return min(taken)
 
 
-@lab(
-    "recurrent", rows=("P1",), seconds=(0.2, 0.5), smallest={"layers": 2, "kernel": 3}, full={"layers": 5, "kernel": 6},
-    opposite={"attention": True}, try_next=("--layers 6 --kernel 2", "--attention"),
-)  # fmt: skip
+@lab("recurrent", rows=("P1",), smallest={"layers": 2, "kernel": 3}, full={"layers": 5, "kernel": 6},
+     counterexample={"attention": True}, try_next=("--layers 6 --kernel 2", "--attention"))  # fmt: skip
 @torch.no_grad()
 def reach_of_convolution(
     *,
@@ -144,11 +140,9 @@ def reach_of_convolution(
     )
 
 
-@lab(
-    "recurrent", rows=("P1",), seconds=(5.0, 20.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
-    full={"distance": 16, "tokens": 32, "steps": 400}, opposite={"distance": 1},
-    try_next=("--distance 2", "--kernel 13 --tokens 24"),
-)  # fmt: skip
+@lab("recurrent", rows=("P1",), seconds=(5.0, 20.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
+     full={"distance": 16, "tokens": 32, "steps": 400}, counterexample={"distance": 1},
+     try_next=("--distance 2", "--kernel 13 --tokens 24"))  # fmt: skip
 def learning_speed(
     *,
     distance: Annotated[int, "how far back the token to repeat is"] = 10,

@@ -68,13 +68,8 @@ def heatmap(title: str, attention: RecordedAttention, rows: list[str], columns: 
 # ----------------------------------------------------------------------------------------------- one code, three shapes
 
 
-@lab(
-    "shapes",
-    rows=("G1",),
-    seconds=(0.2, 0.2),
-    opposite={"presets": "bert-base gpt2 rnnsearch"},
-    try_next=("--presets 'albert-base-v2 llama-7b t5-small'", "--presets 'bert-base gpt2 rnnsearch'"),
-)
+@lab("shapes", rows=("G1",), counterexample={"presets": "bert-base gpt2 rnnsearch"},
+     try_next=("--presets 'albert-base-v2 llama-7b t5-small'", "--presets 'bert-base gpt2 rnnsearch'"))  # fmt: skip
 def one_code_path(
     *, presets: Annotated[str, "published models, separated by spaces"] = "bert-base gpt2 transformer-base"
 ) -> Finding:
@@ -108,13 +103,7 @@ def one_code_path(
     )
 
 
-@lab(
-    "shapes",
-    rows=("G2",),
-    seconds=(0.1, 0.1),
-    opposite={"causal": False},
-    try_next=("--no-causal", "--length 20"),
-)
+@lab("shapes", rows=("G2",), counterexample={"causal": False}, try_next=("--no-causal", "--length 20"))
 def encoder_with_mask(
     *,
     causal: Annotated[bool, "whether the encoder has a causal mask"] = True,
@@ -172,13 +161,7 @@ def switch_off_cross_attention(model: Transformer, residual: str) -> None:
                 layer.residual.norms[1] = nn.Identity()
 
 
-@lab(
-    "shapes",
-    rows=("G3",),
-    seconds=(0.1, 0.1),
-    opposite={"removed": False},
-    try_next=("--no-removed", "--length 30"),
-)
+@lab("shapes", rows=("G3",), counterexample={"removed": False}, try_next=("--no-removed", "--length 30"))
 def decoder_without_cross(
     *,
     removed: Annotated[bool, "whether cross-attention is removed"] = True,
@@ -212,13 +195,7 @@ def decoder_without_cross(
 # ------------------------------------------------------------------------------------------------------ cross-attention
 
 
-@lab(
-    "shapes",
-    rows=("G4",),
-    seconds=(0.1, 0.1),
-    opposite={"sublayer": "attention"},
-    try_next=("--sublayer attention", "--length 20"),
-)
+@lab("shapes", rows=("G4",), counterexample={"sublayer": "attention"}, try_next=("--sublayer attention", "--length 20"))
 def keys_from_the_encoder(
     *,
     sublayer: Annotated[str, "cross: cross-attention; attention: the decoder's self-attention"] = "cross",
@@ -259,13 +236,8 @@ def keys_from_the_encoder(
     )  # fmt: skip
 
 
-@lab(
-    "shapes",
-    rows=("G5", "P12"),
-    seconds=(0.1, 0.1),
-    opposite={"sublayer": "attention"},
-    try_next=("--source 'il fait beau' --target 'the weather is fine'", "--sublayer attention"),
-)
+@lab("shapes", rows=("G5", "P12"), counterexample={"sublayer": "attention"},
+     try_next=("--source 'il fait beau' --target 'the weather is fine'", "--sublayer attention"))  # fmt: skip
 def target_by_source(
     *,
     source: Annotated[str, "words that the encoder reads"] = "conduis prudemment toi",
@@ -300,13 +272,8 @@ def target_by_source(
 # ---------------------------------------------------------------------------------------------------------------- sizes
 
 
-@lab(
-    "shapes",
-    rows=("G6",),
-    seconds=(0.1, 0.1),
-    opposite={"head": "tied"},
-    try_next=("--encoder-width 64 --decoder-width 8", "--head tied"),
-)
+@lab("shapes", rows=("G6",), counterexample={"head": "tied"},
+     try_next=("--encoder-width 64 --decoder-width 8", "--head tied"))  # fmt: skip
 def sizes_that_differ(
     *,
     encoder_width: Annotated[int, "width of the encoder"] = 24,
@@ -348,13 +315,7 @@ def sizes_that_differ(
     )
 
 
-@lab(
-    "shapes",
-    rows=("G7",),
-    seconds=(0.1, 0.1),
-    opposite={"causal": True},
-    try_next=("--causal", "--length 12"),
-)
+@lab("shapes", rows=("G7",), counterexample={"causal": True}, try_next=("--causal", "--length 12"))
 def pooling(
     *,
     causal: Annotated[bool, "whether the model has a causal mask"] = False,

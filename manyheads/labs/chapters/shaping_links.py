@@ -103,15 +103,8 @@ def table_of(title: str, found: dict[str, RelationHead]) -> Table:
     return Table(title, ("link", "count", "best head", "its accuracy", "best offset", "its accuracy"), rows)
 
 
-@lab(
-    "shaping",
-    rows=("J6",),
-    seconds=(6.0, 40.0),
-    smallest={"steps": 120},
-    full={"steps": 1500},
-    opposite={"weight": 0.0},
-    try_next=("--weight 0", "--steps 600 --weight 0.1"),
-)
+@lab("shaping", rows=("J6",), seconds=(6.0, 40.0), smallest={"steps": 120}, full={"steps": 1500},
+     counterexample={"weight": 0.0}, try_next=("--weight 0", "--steps 600 --weight 0.1"))  # fmt: skip
 def guided_head(
     *,
     weight: Annotated[float, "λ of the term that guides the head; 0 for none"] = 1.0,
@@ -151,15 +144,8 @@ def guided_head(
     )  # fmt: skip
 
 
-@lab(
-    "shaping",
-    rows=("P10",),
-    seconds=(6.0, 60.0),
-    smallest={"steps": 160},
-    full={"steps": 3000},
-    opposite={"steps": 1},
-    try_next=("--steps 1000", "--layers 4"),
-)
+@lab("shaping", rows=("P10",), seconds=(6.0, 60.0), smallest={"steps": 160}, full={"steps": 3000},
+     counterexample={"steps": 1}, try_next=("--steps 1000", "--layers 4"))  # fmt: skip
 def heads_for_links(
     *,
     steps: Annotated[int, "optimizer steps"] = 300,
@@ -194,15 +180,8 @@ def heads_for_links(
     )  # fmt: skip
 
 
-@lab(
-    "shaping",
-    rows=("P11",),
-    seconds=(0.5, 1.0),
-    smallest={"paragraphs": 20},
-    full={"paragraphs": 1000},
-    opposite={"bounded": False},
-    try_next=("--max-cost 9", "--no-bounded"),
-)
+@lab("shaping", rows=("P11",), seconds=(0.5, 1.0), smallest={"paragraphs": 20}, full={"paragraphs": 1000},
+     counterexample={"bounded": False}, try_next=("--max-cost 9", "--no-bounded"))  # fmt: skip
 def far_links(
     *,
     max_cost: Annotated[float, "L_max"] = 25.0,

@@ -98,15 +98,9 @@ def sweep_findings(kind: str, runs: list[Solution], population: Population) -> t
     return checks, figures
 
 
-@lab(
-    "shaping",
-    rows=("J5",),
-    seconds=(10.0, 100.0),
-    smallest={"restarts": 1, "iterations": 50},
-    full={"restarts": 6, "iterations": 400},
-    opposite={"iterations": 2},
-    try_next=("--iterations 10", "--labels 50"),
-)
+@lab("shaping", rows=("J5",), seconds=(10.0, 100.0), smallest={"restarts": 1, "iterations": 50},
+     full={"restarts": 6, "iterations": 400}, counterexample={"iterations": 2},
+     try_next=("--iterations 10", "--labels 50"))  # fmt: skip
 def shaping_price(
     *,
     restarts: Annotated[int, "initial weights that are tried for each λ"] = 2,

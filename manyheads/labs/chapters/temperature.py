@@ -25,20 +25,13 @@ from manyheads.parts.head import HeadSpec
 # --------------------------------------------------------------------------------------------------------- variance
 
 
-@lab(
-    "temperature",
-    rows=("K1", "K2"),
-    seconds=(1.5, 1.5),
-    smallest={"largest": 64},
-    opposite={"beta": "one"},
-    try_next=("--beta one", "--largest 4096 --count 500"),
-)
+@lab("temperature", rows=("K1", "K2"), seconds=(1.5, 1.5), smallest={"largest": 64}, counterexample={"beta": "one"},
+     try_next=("--beta one", "--largest 4096 --count 500"))  # fmt: skip
 def unit_variance(
     *,
     beta: Annotated[str, "factor of the logits: inverse-sqrt (1/√I) or one"] = "inverse-sqrt",
     largest: Annotated[int, "largest size I"] = 1024,
     count: Annotated[int, "number of vectors h, and of tokens"] = 2000,
-    seed: int = 0,
 ) -> Finding:
     """The factor β = 1/√I gives an inner product of I random components the variance 1, as in attention.
 
@@ -93,15 +86,8 @@ def entropy(probabilities: Tensor) -> float:
     return float(torch.special.entr(probabilities).sum())
 
 
-@lab(
-    "temperature",
-    rows=("K3",),
-    seconds=(2.0, 4.0),
-    smallest={"samples": 200},
-    full={"samples": 3000},
-    opposite={"spread": 0.0},
-    try_next=("--spread 0.5", "--tokens 200"),
-)
+@lab("temperature", rows=("K3",), seconds=(2.0, 4.0), smallest={"samples": 200}, full={"samples": 3000},
+     counterexample={"spread": 0.0}, try_next=("--spread 0.5", "--tokens 200"))  # fmt: skip
 def sampling_temperature(
     *,
     tokens: Annotated[int, "size of the vocabulary"] = 20,
@@ -199,15 +185,8 @@ def evaluated(model: nn.Module, tokens: Tensor) -> float:
     return float(next_token_loss(model, tokens))
 
 
-@lab(
-    "temperature",
-    rows=("K5",),
-    seconds=(3.0, 8.0),
-    smallest={"steps": 150, "vocab": 4},
-    full={"steps": 1500},
-    opposite={"order": 2},
-    try_next=("--order 2", "--vocab 12 --steps 1200"),
-)
+@lab("temperature", rows=("K5",), seconds=(3.0, 8.0), smallest={"steps": 150, "vocab": 4}, full={"steps": 1500},
+     counterexample={"order": 2}, try_next=("--order 2", "--vocab 12 --steps 1200"))  # fmt: skip
 def neural_trigram(
     *,
     order: Annotated[int, "tokens of an n-gram: 3 reads two tokens and predicts the third"] = 3,
@@ -241,15 +220,9 @@ def neural_trigram(
 # ------------------------------------------------------------------------------------------------- inner product
 
 
-@lab(
-    "temperature",
-    rows=("K4",),
-    seconds=(8.0, 80.0),
-    smallest={"seeds": 1, "steps": 150, "vocab": 4},
-    full={"seeds": 10, "steps": 1500},
-    opposite={"other_width": 2},
-    try_next=("--seeds 6", "--vocab 12"),
-)
+@lab("temperature", rows=("K4",), seconds=(8.0, 80.0), smallest={"seeds": 1, "steps": 150, "vocab": 4},
+     full={"seeds": 10, "steps": 1500}, counterexample={"other_width": 2},
+     try_next=("--seeds 6", "--vocab 12"))  # fmt: skip
 def inner_product(
     *,
     seeds: Annotated[int, "models of each kind"] = 3,
