@@ -59,11 +59,11 @@ def lab_list(
     elif as_json:
         print_json({"schema": 1, "labs": [lab_tree(lab) for lab in all_labs().values()]})
     else:
-        table = new_table(["lab", "claim", "rows and errata", "place"], ["seconds", "with --full"])
+        table = new_table(["lab", "claim", "rows and errata", "sources"], ["seconds", "with --full"])
         for lab in all_labs().values():
             judged = " ".join([*lab.rows, *(f"erratum {name}" for name in lab.errata)])
-            places = "; ".join(dict.fromkeys(row.source for row in claims_of(lab)))
-            table.add_row(lab.id, lab.title, judged, places, *(f"{seconds:,.1f}" for seconds in lab.seconds))
+            sources = "; ".join(dict.fromkeys(row.source for row in claims_of(lab)))
+            table.add_row(lab.id, lab.title, judged, sources, *(f"{seconds:,.1f}" for seconds in lab.seconds))
         stdout().print(table)
 
 

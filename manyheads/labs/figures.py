@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Point = tuple[float, float]
 Cell = float | str | None
@@ -43,6 +47,24 @@ class Heatmap:
     columns: Sequence[str] = ()
     row_axis: str = ""
     column_axis: str = ""
+
+
+def heatmap(
+    title: str,
+    values: Tensor,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    row_axis: str = "query",
+    column_axis: str = "key",
+    *,
+    visible: Tensor | None = None,
+) -> Heatmap:
+    """A matrix as a heatmap; a cell that is not `visible` is masked."""
+    cells = values.tolist()
+    if visible is not None:
+        pairs = zip(cells, visible.tolist(), strict=True)
+        cells = [[value if seen else None for value, seen in zip(*pair, strict=True)] for pair in pairs]
+    return Heatmap(title, cells, rows, columns, row_axis, column_axis)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from manyheads.labs.figures import Heatmap, Lines
+from manyheads.labs.figures import Heatmap, Lines, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.lab import check_choice, lab
 from manyheads.labs.plain import attend, attention_weights, head_context, plain_core
@@ -57,7 +57,7 @@ def distribution(
             at_most("farthest that a coordinate is outside of the values", outside.max(), FLOAT64),
         ),
         (
-            Heatmap("Weights of five queries", weights[:5].tolist(), row_axis="query", column_axis="key"),
+            heatmap("Weights of five queries", weights[:5]),
             Lines("The output lies between the values", "coordinate", "", curves),
         ),
     )
@@ -191,10 +191,10 @@ def attend_draws(queries: list[Tensor], keys: Tensor, values: Tensor) -> Tensor:
     return torch.stack(heads).mean(0)[:, 0, 0]
 
 
-def histogram(places: Tensor, bins: int = 21) -> list[tuple[float, float]]:
+def histogram(fractions: Tensor, bins: int = 21) -> list[tuple[float, float]]:
     """The share of draws in each bin from −0.025 to 1.025."""
     width = 1.05 / bins
-    counts = torch.histc(places.clamp(-0.025, 1.025), bins, -0.025, 1.025) / len(places)
+    counts = torch.histc(fractions.clamp(-0.025, 1.025), bins, -0.025, 1.025) / len(fractions)
     return [(-0.025 + (i + 0.5) * width, float(share)) for i, share in enumerate(counts)]
 
 
@@ -239,7 +239,7 @@ def noisy_key_norms(
             at_most(f"{name}: median distance", errors.median(), 1e-6),
             at_most(f"{name}: 95th percentile of the distance", errors.quantile(0.95), 1e-2),
         ),
-        (Lines("Where the output lies between v_a (0) and v_b (1)", "place", "share of draws", curves),),
+        (Lines("Where the output lies between v_a (0) and v_b (1)", "position", "share of draws", curves),),
         correction="The answers in the document are vague: the output of one head swings between v_a and v_b, and that "
         "of two heads stays at their mean.",
     )

@@ -13,16 +13,15 @@ from manyheads.inspect.notebook import attention_table
 from manyheads.labs.chapters.attention import FLOAT64, orthonormal
 from manyheads.labs.figures import Heatmap, Lines, Table
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true
-from manyheads.labs.fitting import small_model
+from manyheads.labs.fitting import count_calls, small_model
 from manyheads.labs.lab import OnProgress, check_choice, lab, no_progress
 from manyheads.labs.plain import attend, attention_weights, head_context, plain_core
 from manyheads.model.builder import build
 from manyheads.model.cache import NoCache
 from manyheads.model.spec import read_model
 from manyheads.parts.attention import Attention, AttentionContext, HeadsSpec
-from manyheads.parts.core import Core, DotSpec, MergedQKSpec, check_rows, inverse_root
+from manyheads.parts.core import DotSpec, MergedQKSpec, check_rows, inverse_root
 from manyheads.parts.position import AttentionPosition
-from manyheads.parts.recurrent import Cell
 
 
 @lab("attention", rows=("A3", "P8"), counterexample={"transpose": "T"},
@@ -52,15 +51,17 @@ def batched_shapes(
     except RuntimeError:  # of torch, if the shapes do not fit
         scores = other = torch.full((1, 1, 1), math.nan)
     weights = torch.softmax(scores / dim**0.5, dim=-1)
-    steps, rnn_steps = sequential_steps(length)
+    ids = torch.zeros(batch, length, dtype=torch.long)
+    recurrent = build(read_model({"vocab": 16, "recurrent": {"width": 8, "source": False}}))
+    calls = count_calls(small_model(layers=1), "decoder.layers.0.attention.core", ids)
     return Finding(
         (
             equals("shape of the scores", shape(scores), shape(expected)),
             is_true("changing the last sentence leaves the scores of the first as they are", scores[0].equal(other[0])),
             is_true("the weights are those of the package", torch.allclose(weights, expected, atol=1e-5)),
             is_true("the package refuses keys with swapped axes, by their shapes", refuses_wrong_axes(length, dim)),
-            equals("calls of attention for the batch", steps, 1),
-            equals("calls of a recurrent cell for the batch", rnn_steps, length),
+            equals("calls of attention for the batch", calls, 1),
+            equals("calls of a recurrent cell for the batch", count_calls(recurrent, "cells.0", ids), length),
         ),
         (shape_table(batch, length, dim),),
     )
@@ -68,19 +69,6 @@ def batched_shapes(
 
 def shape(x: Tensor) -> str:
     return str(tuple(x.shape))
-
-
-def sequential_steps(length: int) -> tuple[int, int]:
-    """How often one layer of attention and one recurrent cell are called for a batch, one call after another."""
-    ids, calls = torch.zeros(2, length, dtype=torch.long), [0, 0]
-    attention = small_model(layers=1)
-    recurrent = build(read_model({"vocab": 16, "recurrent": {"width": 8, "source": False}}))
-    for number, (model, kind) in enumerate(((attention, Core), (recurrent, Cell))):
-        for module in model.modules():
-            if isinstance(module, kind):
-                module.register_forward_hook(lambda *_, number=number: calls.__setitem__(number, calls[number] + 1))
-        model(ids)
-    return calls[0], calls[1]
 
 
 def refuses_wrong_axes(length: int, size: int) -> bool:

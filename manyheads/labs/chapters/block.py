@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.labs.figures import Heatmap, Lines, Table
+from manyheads.labs.figures import Heatmap, Lines, Table, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
 from manyheads.labs.plain import head_context
 from manyheads.model.builder import build
+from manyheads.model.cost import count_parameters
 from manyheads.model.spec import read_model
 from manyheads.parts.attention import Attention, AttentionContext, HeadsSpec
 from manyheads.parts.core import DotSpec
@@ -57,9 +58,9 @@ def response(function: Callable[[Tensor], Tensor], x_LD: Tensor) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def matrix(title: str, values: Tensor) -> Heatmap:
+def change_map(title: str, values: Tensor) -> Heatmap:
     names = [str(i) for i in range(len(values))]
-    return Heatmap(title, values.tolist(), names, names, "output", "input")
+    return heatmap(title, values, names, names, "output", "input")
 
 
 @lab("block", rows=("F1",), counterexample={"attention": True}, try_next=("--attention", "--hidden 64 --tokens 12"))
@@ -90,7 +91,7 @@ def feed_forward(
             equals("outputs of other positions that change", int((others > 0).sum()), 0),
             at_least("change of the output at the position itself", float(moved.diag().min()), 1e-6),
         ),
-        (matrix("Change of the outputs: feed-forward network", moved), matrix("The same: attention", mixed)),
+        (change_map("Change of the outputs: feed-forward network", moved), change_map("The same: attention", mixed)),
     )
 
 
@@ -133,9 +134,9 @@ def residual_connection(
             at_least("residual, query held constant: smallest gradient", float(kept.diag().min()), 0.5),
         ),
         (
-            matrix("Gradient of output i to input j, no residual", stated.detach()),
-            matrix("No residual, query held constant", lost.detach()),
-            matrix("Residual, query held constant", kept.detach()),
+            change_map("Gradient of output i to input j, no residual", stated.detach()),
+            change_map("No residual, query held constant", lost.detach()),
+            change_map("Residual, query held constant", kept.detach()),
         ),
         correction="Without a residual connection the gradient of a token to itself is small, not 0: the token is not "
         "among the values, but it still forms the query, which chooses among the others. It is 0 if the query is held "
@@ -326,7 +327,7 @@ def stacking(
     ]
     for model in models:
         states, _ = model.last_hidden_state(Inputs(ids))
-        counts.append((sum(p.numel() for p in model.parameters()), tuple(states.shape)))
+        counts.append((count_parameters(model), tuple(states.shape)))
     embeddings = models[0].decoder.embed.table.weight[ids]
     empty, _ = models[0].last_hidden_state(Inputs(ids))
     added = {after - before for (before, _), (after, _) in itertools.pairwise(counts)}

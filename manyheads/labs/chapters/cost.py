@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import Counter
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.labs.figures import Bars, Lines, Table
 from manyheads.labs.finding import Finding, at_most, equals, near, reported
+from manyheads.labs.fitting import fastest
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.labs.plain import attend, attention_weights
 from manyheads.model.builder import build_meta
@@ -142,9 +142,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {tensor.untyped_storage()._cdata for tensor in args if isinstance(tensor, torch.Tensor)}
+        input_storages = {tensor.untyped_storage()._cdata for tensor in args if isinstance(tensor, torch.Tensor)}
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in input_storages:
                 self.add(tensor)
         return out
 
@@ -165,19 +165,18 @@ def run_attention(length: int, k: int, *, fused: bool, repeats: int) -> tuple[in
     """
     q, key, value = torch.randn(3, length, k)
     core, scores, out = DotSpec().build(1, k, k).eval(), torch.empty(length, length), torch.empty(length, k)
+
+    def fused_attention() -> None:
+        attend(q, key, value, core)
+
+    def two_products() -> None:
+        torch.mm(q, key.T, out=scores)
+        torch.mm(scores, value, out=out)
+
     with torch.no_grad():
         with LiveBytes() as memory:
-            attend(q, key, value, core) if fused else attention_weights(q, key, core) @ value
-        seconds = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            if fused:
-                attend(q, key, value, core)
-            else:
-                torch.mm(q, key.T, out=scores)
-                torch.mm(scores, value, out=out)
-            seconds.append(time.perf_counter() - begin)
-    return memory.peak, min(seconds)
+            fused_attention() if fused else attention_weights(q, key, core) @ value
+        return memory.peak, fastest(fused_attention if fused else two_products, repeats)
 
 
 @lab("cost", rows=("M2",), seconds=(1, 3), smallest={"repeats": 1}, full={"repeats": 30},

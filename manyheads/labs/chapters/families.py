@@ -16,7 +16,7 @@ from manyheads.labs.figures import Bars, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, reported
 from manyheads.labs.lab import lab
 from manyheads.model.builder import build, build_meta
-from manyheads.model.spec import ModelSpec
+from manyheads.model.cost import count_parameters
 from manyheads.presets import names, read, read_about
 
 # parameters of the published weights, each tensor once
@@ -62,11 +62,6 @@ ROTATED = {
 }  # fmt: skip
 
 
-def count_parameters(spec: ModelSpec) -> int:
-    """The parameters of a model on the meta device, where tensors have shapes and no memory."""
-    return sum(parameter.numel() for parameter in build_meta(spec).parameters())
-
-
 @lab("families", rows=("N1",), seconds=(1.5, 1.5), counterexample={"vocab": 50_000},
      try_next=("--vocab 50000", "--vocab 32000"))  # fmt: skip
 def published_sizes(*, vocab: Annotated[int, "vocabulary size of every model; 0 for the published one"] = 0) -> Finding:
@@ -79,7 +74,7 @@ def published_sizes(*, vocab: Annotated[int, "vocabulary size of every model; 0 
     rows, exact, rounded = list[tuple[str, str, int, int]](), 0, 0
     for name in names():
         spec = read(name)
-        count = count_parameters(spec.replace(vocab=vocab) if vocab and spec.vocab else spec)
+        count = count_parameters(build_meta(spec.replace(vocab=vocab) if vocab and spec.vocab else spec))
         low, high = ROUND_PARAMETERS.get(name, (0.0, 0.0))
         exact += PARAMETERS.get(name) == count
         rounded += low <= count <= high
@@ -118,12 +113,11 @@ def position_schemes(*, gpt2: Annotated[str, "position scheme that GPT-2 is give
         rows.append((read_about(name)["title"], spec.architecture, scheme, read_about(name)["source"]))
     model = build_meta(read("gpt2", *([f"decoder.position={gpt2}"] if gpt2 != "learned" else [])))
     tables = [tuple(p.shape) for path, p in model.named_parameters() if ".position." in path]
-    count = sum(parameter.numel() for parameter in model.parameters())
     return Finding(
         (
             equals("models with the scheme of their family", right, len(LEARNED) + len(ROTATED)),
             equals("GPT-2: tables of positions", str(tables), "[(1024, 768)]"),
-            equals("GPT-2: parameters", count, PARAMETERS["gpt2"]),
+            equals("GPT-2: parameters", count_parameters(model), PARAMETERS["gpt2"]),
         ),
         (Table("Position schemes", ("model", "architecture", "positions", "source"), rows),),
         correction="GPT-2 and GPT-3 learn their positions, as BERT does; neither uses sinusoids.",

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.labs.chapters.attention_matrices import attention_context
-from manyheads.labs.chapters.attention_pointers import measured_field, tree_pointers
+from manyheads.labs.chapters.attention_pointers import receptive_field, tree_pointers
 from manyheads.labs.figures import Bars, Lines, Table
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, near, reported
-from manyheads.labs.fitting import small_model
+from manyheads.labs.fitting import fastest, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.labs.plain import head_context
-from manyheads.model.cost import size
+from manyheads.model.cost import count_parameters, size
 from manyheads.parts.attention import Attention, AttentionSpec, HeadsSpec, NarrowSpec, WideSpec
 from manyheads.parts.core import DotSpec
 from manyheads.parts.norm import NoNormSpec
 from manyheads.parts.residual import PreSpec
-
-
-def parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def run_attention(attention: Attention, x: Tensor) -> Tensor:
@@ -85,12 +81,12 @@ def three_ways_to_split_heads(
     checks, counts, x = list[Check](), dict[str, float](), torch.randn(1, 3, width)
     for name, (spec, expected) in kinds.items():
         attention = spec(heads=heads, bias=False, output_bias=False).build(width, DotSpec())
-        counts[name] = parameters(attention)
+        counts[name] = count_parameters(attention)
         checks += [
-            equals(f"{name}: parameters", parameters(attention), expected),
+            equals(f"{name}: parameters", count_parameters(attention), expected),
             equals(f"{name}: shape of the output", str(tuple(run_attention(attention, x).shape)), f"(1, 3, {width})"),
         ]
-    with_biases = parameters(HeadsSpec(heads=heads).build(width, DotSpec()))
+    with_biases = count_parameters(HeadsSpec(heads=heads).build(width, DotSpec()))
     difference = torch_difference(width, heads, interleaved=interleaved)
     return Finding(
         (
@@ -139,7 +135,7 @@ def dropout_keeps_the_mean(
     return Finding(
         (
             is_true("two passes in evaluation are equal", torch.equal(steady, again)),
-            at_least("standard deviation of an output in training, at least", outputs.std(0).min(), 1e-3),
+            at_least("smallest standard deviation of an output in training", outputs.std(0).min(), 1e-3),
             at_most("attention: largest relative difference of the mean", errors[-1], 0.02),
             near("residual: mean of what a sublayer of 1 adds", (sums * factor).mean(), 1, 0.02),
         ),
@@ -159,17 +155,6 @@ def layers_needed(heads: int, tokens: int) -> int:
     return layers
 
 
-def forward_seconds(model: nn.Module, ids: Tensor, repeats: int = 5) -> float:
-    """The shortest of some forward passes."""
-    times = []
-    with torch.no_grad():
-        for _ in range(repeats):
-            start = time.perf_counter()
-            model(ids)
-            times.append(time.perf_counter() - start)
-    return min(times)
-
-
 @lab("heads", rows=("C7",), seconds=(3, 3), smallest={"tokens": 8}, counterexample={"missing": 1},
      try_next=("--tokens 100", "--tokens 20"))  # fmt: skip
 def more_heads_fewer_layers(
@@ -183,33 +168,34 @@ def more_heads_fewer_layers(
 
     The receptive field of n layers is (k + 1)ⁿ at most, so R tokens need the logarithm of R to the base k + 1. Heads of
     one layer run at the same time, and layers one after another. At equal width the parameters and products of a layer
-    do not depend on the number of its heads, so the shape with fewer layers is also the cheaper one.
+    do not depend on the number of its heads, so the configuration with fewer layers is also cheaper.
     """
-    rows, reached, too_few = [], 0, 0
+    rows, enough, too_few = [], 0, 0
     counts = (1, 2, 3, 7)
     for number, heads in enumerate(counts):
         layers = layers_needed(heads, tokens) - missing
         length = (heads + 1) ** (layers + missing)
-        field = len(measured_field(tree_pointers(heads, layers), length))
-        less = len(measured_field(tree_pointers(heads, layers - 1), length))
+        reached, reached_with_less = (
+            len(receptive_field(tree_pointers(heads, count), length)) for count in (layers, layers - 1)
+        )
         model = small_model(vocab=64, layers=layers, width=width, attention={"heads": heads})
         cost = size(model.spec, length=tokens)
-        milliseconds = 1000 * forward_seconds(model.eval(), torch.zeros(1, tokens, dtype=torch.long))
-        rows.append((heads, layers, field, cost.parameters, cost.multiply_adds, round(milliseconds, 2)))
-        reached += field >= tokens
-        too_few += less < tokens
+        milliseconds = 1000 * fastest(partial(model.eval(), torch.zeros(1, tokens, dtype=torch.long)), 5)
+        rows.append((heads, layers, reached, cost.parameters, cost.multiply_adds, round(milliseconds, 2)))
+        enough += reached >= tokens
+        too_few += reached_with_less < tokens
         progress("heads", number + 1, len(counts))
-    columns = ("heads k", "layers n", "measured field", "parameters", "multiply–adds", "milliseconds")
+    columns = ("heads k", "layers n", "receptive field", "parameters", "multiply–adds", "milliseconds")
     return Finding(
         (
-            equals(f"shapes whose field has {tokens} tokens", reached, len(counts)),
-            equals("shapes that with one layer less have not", too_few, len(counts)),
+            equals(f"configurations with a receptive field of at least {tokens} tokens", enough, len(counts)),
+            equals("configurations that need all their layers for it", too_few, len(counts)),
             equals("layers fall with the heads", str([row[1] for row in rows]), str(sorted((row[1] for row in rows),
                    reverse=True))),
-            is_true("so do the multiply–adds", is_falling([row[4] for row in rows])),
-            reported("time of the first shape, by that of the last", rows[0][5] / rows[-1][5]),
+            is_true("multiply–adds fall with the heads", is_falling([row[4] for row in rows])),
+            reported("time of the first configuration, divided by that of the last", rows[0][5] / rows[-1][5]),
         ),
-        (Table(f"Shapes that reach {tokens} tokens, layers of width {width}", columns, rows),),
+        (Table(f"Configurations that reach {tokens} tokens, layers of width {width}", columns, rows),),
         note="Times depend on the machine and decide nothing.",
     )  # fmt: skip
 

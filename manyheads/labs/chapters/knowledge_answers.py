@@ -230,8 +230,8 @@ def unknown_people(
     replies = [reply for _, reply in pairs]
     low, high = wilson_interval(sum(right(replies)), len(replies))
     majority = accuracy([reply.place == each.people.majority() for each, reply in pairs])
-    given, true = (Counter(texts) for texts in ([r.answer.guess for r in replies], [r.place for r in replies]))
-    shares = {place: count / len(replies) for place, count in given.most_common(8)}
+    answers, places = (Counter(texts) for texts in ([r.answer.guess for r in replies], [r.place for r in replies]))
+    shares = {place: count / len(replies) for place, count in answers.most_common(8)}
     return Finding(
         (
             reported("accuracy", accuracy(right(replies))),
@@ -239,7 +239,7 @@ def unknown_people(
             at_most("accuracy, lower end of the 95 % interval, less the baseline", low - majority, 0.0),
             at_least("accuracy, upper end, less the baseline", high - majority, 0.0),
             at_least("questions that get an answer", accuracy([bool(reply.answer.guess) for reply in replies]), 1.0),
-            reported("different answers, of different places", f"{len(given)} of {len(true)}"),
+            reported("different answers, of different places", f"{len(answers)} of {len(places)}"),
             reported("largest probability of a wrong answer", max((r.probability for r in replies if not r.is_right),
                                                                   default=0.0)),
         ),

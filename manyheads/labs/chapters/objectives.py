@@ -7,13 +7,13 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.data.builtin import stdlib
 from manyheads.files.read import read_bytes
 from manyheads.labs.figures import Heatmap, Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
-from manyheads.labs.fitting import fit, small_model
+from manyheads.labs.fitting import fit, next_token_loss, output_changes, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.metrics.baselines import Bigram, Unigram
 from manyheads.model.builder import Model
@@ -61,12 +61,7 @@ def next_token_labels(
     inputs, targets = batch.inputs.tokens, batch.targets
     length = inputs.shape[1]
     model = randomised(small_model(vocab=len(names), seed=seed, position="sinusoidal", mask={"causal": causal}))
-    changes = torch.zeros(length, length)
-    with torch.no_grad():
-        for j in range(length):
-            changed = inputs.clone()
-            changed[0, j] = (inputs[0, j] + 1) % len(names)
-            changes[:, j] = (model(changed) - model(inputs)).abs().amax(-1)[0]
+    changes = output_changes(model, inputs, vocab=len(names))
     before = torch.ones(length, length).triu(1).bool()
     words = [names[i] for i in inputs[0]]
     rows = [(i + 1, words[i], names[targets[0, i]]) for i in range(length)]
@@ -103,9 +98,9 @@ def masked_outputs(position: str, seed: int, *, keep_position: bool) -> tuple[Te
         return model(inputs)[0, masked], [f"position {i}" for i in masked.nonzero().flatten().tolist()]
 
 
-def distance_map(outputs: Tensor, places: list[str], *, keep_position: bool) -> Heatmap:
+def distance_map(outputs: Tensor, names: list[str], *, keep_position: bool) -> Heatmap:
     title = f"Distance between the outputs of masked tokens, positions {'kept' if keep_position else 'masked too'}"
-    return Heatmap(title, torch.cdist(outputs, outputs).tolist(), places, places)
+    return Heatmap(title, torch.cdist(outputs, outputs).tolist(), names, names)
 
 
 @lab("objectives", rows=("H2",), counterexample={"keep_position": False},
@@ -121,13 +116,13 @@ def masked_tokens_differ(
     Masked language modelling replaces some tokens by <mask>, and the model predicts what they were. All of them are the
     same token now. What distinguishes them is the position, which is not masked: the outputs at two masks differ.
     """
-    outputs, places = masked_outputs(position, seed, keep_position=keep_position)
+    outputs, names = masked_outputs(position, seed, keep_position=keep_position)
     return Finding(
         (
             at_least("masked tokens", len(outputs), 2),
             at_least("smallest distance between their outputs", float(F.pdist(outputs).min()), 1e-3),
         ),
-        (distance_map(outputs, places, keep_position=keep_position),),
+        (distance_map(outputs, names, keep_position=keep_position),),
     )
 
 
@@ -145,7 +140,7 @@ def masked_positions(
     that every layer computes from them. The model makes one prediction for all the masked tokens of a text: of k
     different ones it can restore one. That is why the value of a token is masked, and its position is not.
     """
-    outputs, places = masked_outputs(position, seed, keep_position=keep_position)
+    outputs, names = masked_outputs(position, seed, keep_position=keep_position)
     difference = float((outputs - outputs[:1]).abs().max())
     return Finding(
         (
@@ -153,7 +148,7 @@ def masked_positions(
             equals("different predictions", len(set(outputs.argmax(-1).tolist())), 1),
             reported("masked tokens", len(outputs)),
         ),
-        (distance_map(outputs, places, keep_position=keep_position),),
+        (distance_map(outputs, names, keep_position=keep_position),),
     )
 
 
@@ -253,11 +248,6 @@ def raw_bytes(*, shuffled: bool) -> tuple[Tensor, Tensor]:
     if shuffled:
         tensors = [data[torch.randperm(len(data))] for data in tensors]
     return tensors[0], tensors[1]
-
-
-def next_token_loss(model: nn.Module, windows: Tensor) -> Tensor:
-    logits: Tensor = model(windows[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 @lab("objectives", rows=("H5",), seconds=(6, 50), smallest={"steps": 50}, full={"steps": 2000},

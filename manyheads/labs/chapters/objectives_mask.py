@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.labs.chapters.objectives import next_token_loss
 from manyheads.labs.figures import Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals
-from manyheads.labs.fitting import fit, small_model
+from manyheads.labs.fitting import fit, next_token_loss, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, SpecialTokens
 from manyheads.tasks.language import MaskedSpec

@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import torch
 from torch import Tensor
 
-from manyheads.labs.figures import Cell, Heatmap, Lines, Table
+from manyheads.labs.figures import Cell, Lines, Table, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
@@ -34,10 +34,6 @@ def encoder(scheme: str, **fields: object) -> Model:
     return build(read_model({"vocab": 64, "encoder": spec | fields, "head": "untied", "init": {"std": 0.3}})).double()
 
 
-def matrix(title: str, values: Tensor, rows: str = "query", columns: str = "key") -> Heatmap:
-    return Heatmap(title, values.tolist(), row_axis=rows, column_axis=columns)
-
-
 @lab("position", rows=("D1",), counterexample={"position": "sinusoidal"},
      try_next=("--position rope", "--position learned"))  # fmt: skip
 def order_blindness(*, position: Annotated[str, "position scheme of the model"] = "none") -> Finding:
@@ -61,7 +57,7 @@ def order_blindness(*, position: Annotated[str, "position scheme of the model"] 
             at_most("difference between the weights of dog on the two big", both, 1e-10),
             reported("weight of dog on each big", float(weights[2, 0])),
         ),
-        (Heatmap("Attention of a head in the first layer", weights.tolist(), PHRASE, PHRASE, "query", "key"),),
+        (heatmap("Attention of a head in the first layer", weights, PHRASE, PHRASE),),
     )
 
 
@@ -130,7 +126,9 @@ def gram_matrix(
             reported("product at offset 0", float(gram[0, 0])),
         ),
         (
-            matrix("Gram matrix of the first 60 positions", gram[:60, :60], "position", "position"),
+            heatmap(
+                "Gram matrix of the first 60 positions", gram[:60, :60], row_axis="position", column_axis="position"
+            ),
             Lines("Inner product by offset", "offset", "p · p", {table: curve}),
         ),
     )
@@ -194,7 +192,7 @@ def added_positions(
         ),
         (
             Table("The same two words twice, at the same offset", ["tokens", *terms, "score"], rows),
-            *(matrix(name, term) for name, term in {**terms, "score": score}.items()),
+            *(heatmap(name, term) for name, term in {**terms, "score": score}.items()),
         ),
     )  # fmt: skip
 
@@ -218,7 +216,7 @@ def concatenated_positions(
             equals("largest cross term", cross, 0.0),
             at_most("score − (word·word + position·position)", float(rest.abs().max()), 1e-10),
         ),
-        tuple(matrix(name, term) for name, term in {**terms, "score": score}.items()),
+        tuple(heatmap(name, term) for name, term in {**terms, "score": score}.items()),
     )
 
 
@@ -322,5 +320,5 @@ def multiplied_positions(
             is_true("the token table has a gradient", has_gradients),
             near("share of coordinates of the first word that are 0", lost[0], 0.5, 0.0),
         ),
-        (matrix("A word in every coordinate, at 7 positions: w ∘ p", x, "position", "coordinate"),),
+        (heatmap("A word in every coordinate, at 7 positions: w ∘ p", x, "position", "coordinate"),),
     )

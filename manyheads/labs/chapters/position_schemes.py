@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import InputLengthError
-from manyheads.labs.chapters.position import matrix
-from manyheads.labs.figures import Cell, Figure, Heatmap, Lines, Table
+from manyheads.labs.figures import Cell, Figure, Heatmap, Lines, Table, heatmap
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
@@ -23,15 +22,12 @@ from manyheads.labs.schemes import (
     spread_of_diagonals,
 )
 from manyheads.model.builder import Model
+from manyheads.model.cost import count_parameters
 from manyheads.parts.core import DotSpec
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import ClippedSpec, PositionSpec, ShawSpec
 from manyheads.parts.rope import RopeSpec
 from manyheads.spec import SLOTS, Tree
-
-
-def count_parameters(model: torch.nn.Module) -> int:
-    return sum(weight.numel() for weight in model.parameters())
 
 
 def parameters_of(position: Tree, **fields: Any) -> int:
@@ -122,7 +118,7 @@ def relative_bias(
             equals(f"largest difference beyond offset {clip}, at {5 * length} positions", ends, 0.0),
             is_true(f"without clipping, {length + 1} tokens are an error", fails_at(models["full"], length + 1) != ""),
         ),
-        (matrix("Bias of a head", bias["full"]), matrix(f"Bias of a head, clipped at {clip}", bias["clipped"])),
+        (heatmap("Bias of a head", bias["full"]), heatmap(f"Bias of a head, clipped at {clip}", bias["clipped"])),
     )  # fmt: skip
 
 
@@ -158,7 +154,7 @@ def vectors_of_shaw(
             equals("difference between heads with one query", shares, 0.0),
             equals("parameters", count_parameters(build), (2 * clip + 1) * size),
         ),
-        tuple(matrix(f"Bias for query vectors {name}", b[0, 0]) for name, b in (("A", first), ("B", second))),
+        tuple(heatmap(f"Bias for query vectors {name}", b[0, 0]) for name, b in (("A", first), ("B", second))),
         correction="Shaw et al. learn a vector per offset, shared by the heads, whose product with the query is added; "
         "a scalar per offset and head, which does not depend on the query, is another scheme.",
     )
@@ -192,17 +188,17 @@ def bias_or_concatenation(
     joined = core_weights(DotSpec(), torch.cat((q, q_position), -1), torch.cat((k, k_position), -1))
     bias = q_position @ k_position.T
     same = core_weights(DotSpec(scale=scale), q, k, scale * bias)
-    own = core_weights(DotSpec(), q, k, size**-0.5 * bias)
-    judged = own if own_scale else same
+    unequal = core_weights(DotSpec(), q, k, size**-0.5 * bias)
+    judged = unequal if own_scale else same
     return Finding(
         (
             at_most("largest difference of the weights", float((judged - joined).abs().max()), 1e-6),
-            at_least("the same with a bias and 1/√d of its own", float((own - joined).abs().max()), 1e-3),
+            at_least("the same with a bias and 1/√d of its own", float((unequal - joined).abs().max()), 1e-3),
         ),
         (
-            matrix("Weights with concatenated positions", joined),
-            matrix("Weights with a bias, same scale", same),
-            matrix("Difference with its own scale", own - joined),
+            heatmap("Weights with concatenated positions", joined),
+            heatmap("Weights with a bias, same scale", same),
+            heatmap("Difference with its own scale", unequal - joined),
         ),
         correction="Concatenation changes the size of the vectors, and so the factor 1/√d. Bias and concatenation give "
         "the same weights only if both use the factor of the longer vectors.",
@@ -245,7 +241,8 @@ def rotation(
             equals("change of the other coordinates", float((rotated_q[:, kept:] - q[kept:]).abs().sum()), 0.0),
         ),
         (
-            matrix("Score of one q at position m (row) and one k at position n (column)", scores, "m", "n"),
+            heatmap("Score of one q at position m (row) and one k at position n (column)", scores, row_axis="m",
+                    column_axis="n"),
             Lines("Score by offset", "n − m", "score",
                   {scheme: [(float(o), float(scores.diagonal(o)[0])) for o in range(1 - length, length)]}),
         ),
@@ -256,8 +253,8 @@ def pictures(name: str, model: Model, length: int) -> list[Figure]:
     table, scores = position_table(model, length), position_scores(model, length)
     figures: list[Figure] = []
     if table is not None:
-        figures.append(matrix(f"{name}: position vectors", table, "position", "coordinate"))
-    return [*figures, matrix(f"{name}: position part of the score", scores)]
+        figures.append(heatmap(f"{name}: position vectors", table, row_axis="position", column_axis="coordinate"))
+    return [*figures, heatmap(f"{name}: position part of the score", scores)]
 
 
 @lab("position", rows=("D17",), seconds=(0.5, 1.0), full={"length": 64}, counterexample={"offset_alone": "learned"},

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.labs.figures import Bars, Heatmap, Lines
+from manyheads.labs.figures import Bars, Heatmap, Lines, heatmap
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, reported
 from manyheads.labs.fitting import fit
 from manyheads.labs.lab import OnProgress, lab, no_progress
@@ -235,7 +235,7 @@ def score_functions(
             at_most("rank of W", int(torch.linalg.matrix_rank(product[0])), dim),
             at_most("largest difference of a row's sum from 1, all scores", sums, 1e-6),
         ),
-        tuple(Heatmap(name, matrix.tolist(), row_axis="query", column_axis="key") for name, matrix in weights.items()),
+        tuple(heatmap(name, matrix) for name, matrix in weights.items()),
     )
 
 

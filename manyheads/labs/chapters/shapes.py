@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import IncompatibleError
-from manyheads.labs.figures import Heatmap, Table
+from manyheads.labs.figures import Heatmap, Table, heatmap
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, reported
+from manyheads.labs.fitting import output_changes
 from manyheads.labs.lab import lab
 from manyheads.model.builder import build, build_meta
 from manyheads.model.recording import RecordedAttention, record
@@ -57,12 +58,11 @@ def recorded(model: Transformer, name: str, *inputs: Tensor) -> tuple[RecordedAt
     return tape.calls(name)[0], output
 
 
-def heatmap(title: str, attention: RecordedAttention, rows: list[str], columns: list[str]) -> Heatmap:
+def weights_map(title: str, attention: RecordedAttention, rows: list[str], columns: list[str]) -> Heatmap:
     """The weights of the first head."""
-    weights, visible = attention.weights(head=0)[0], attention.visible()
-    hidden = torch.zeros_like(weights, dtype=torch.bool) if visible is None else ~visible[0, 0]
-    values = [[None if hidden[i, j] else float(weights[i, j]) for j in range(len(columns))] for i in range(len(rows))]
-    return Heatmap(title, values, rows, columns, "query", "key")
+    visible = attention.visible()
+    weights = attention.weights(head=0)[0]
+    return heatmap(title, weights, rows, columns, visible=None if visible is None else visible[0, 0])
 
 
 # ----------------------------------------------------------------------------------------------- one code, three shapes
@@ -133,20 +133,22 @@ def encoder_with_mask(
             at_least("the same without the mask", largest(unmasked - expected), 1e-2),
         ),
         (
-            heatmap("Decoder: the weights of one head", first, words, words),
-            heatmap(f"Encoder {'with' if causal else 'without'} a causal mask: the same head", second, words, words),
+            weights_map("Decoder: the weights of one head", first, words, words),
+            weights_map(
+                f"Encoder {'with' if causal else 'without'} a causal mask: the same head", second, words, words
+            ),
         ),
     )
 
 
 def without_cross_attention(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a decoder without its cross-attention and the norm of that; the embeddings are the encoder's."""
-    own = {
+    kept = {
         name.replace(".norms.2.", ".norms.1."): weight
         for name, weight in weights.items()
         if name.startswith(("decoder.", "head.")) and ".cross." not in name and ".norms.1." not in name
     }
-    return own | {"decoder.embed.table.weight": weights["encoder.embed.table.weight"]}
+    return kept | {"decoder.embed.table.weight": weights["encoder.embed.table.weight"]}
 
 
 def switch_off_cross_attention(model: Transformer, residual: str) -> None:
@@ -264,7 +266,7 @@ def target_by_source(
             equals("shape of the weights", f"{weights.shape[1]} × {weights.shape[2]}", expected),
             at_most("largest distance of a row's sum from 1", largest(weights.sum(-1) - 1), 1e-5),
         ),
-        (heatmap("The weights of one head", attention, sides["target"], keys),),
+        (weights_map("The weights of one head", attention, sides["target"], keys),),
         note="The weights of the model are random, so it does not know which word means which.",
     )
 
@@ -339,14 +341,9 @@ def pooling(
             vector = {"first": states[:, 0], "last": states[:, -1], "third": states[:, 2]}.get(name, states.mean(1))
             output: Any = model.head.output
             difference = largest(model(ids) - output(vector))
-            changes = []
-            for i in range(length):
-                changed = ids.clone()
-                changed[0, i] = (ids[0, i] + 1) % VOCAB
-                changes.append(largest(model(changed) - model(ids)))
-        rows.append(changes)
+        rows.append(output_changes(model, ids, vocab=VOCAB).tolist())
         checks.append(at_most(f"{name}: logits against U·vector + b", difference, 1e-5))
-        checks.append(at_least(f"{name}: smallest change with a token", min(changes), 1e-4))
+        checks.append(at_least(f"{name}: smallest change with a token", min(rows[-1]), 1e-4))
     words = [f"token {i + 1}" for i in range(length)]
     title = "How much the logits change with each token"
     return Finding(tuple(checks), (Heatmap(title, rows, list(kinds), words, "vector", "changed token"),))

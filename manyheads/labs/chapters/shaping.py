@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.data.attention_targets import targets_from_arcs
 from manyheads.data.tokenizer import TokenizerSpec
-from manyheads.labs.figures import Heatmap, Lines, Table
+from manyheads.labs.figures import Lines, Table, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, near
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
@@ -104,8 +104,8 @@ def dependency_head(
                     float((weights - chosen)[rows].abs().max()), 1e-6),
         ),
         (
-            Heatmap("All arcs: a word and its head", parse.tolist(), words, words, "word", "head"),
-            Heatmap(f"Attention of the head {relation}", weights.tolist(), words, words, "query", "key"),
+            heatmap("All arcs: a word and its head", parse, words, words, "word", "head"),
+            heatmap(f"Attention of the head {relation}", weights, words, words),
         ),
     )  # fmt: skip
 

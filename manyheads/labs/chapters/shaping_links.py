@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.inspect.dependencies import Link, RelationHead, relation_heads, tree_links
+from manyheads.labs.chapters.heads_found import relation_table
 from manyheads.labs.chapters.shaping import pointing_cost
-from manyheads.labs.figures import Bars, Heatmap, Lines, Table
+from manyheads.labs.figures import Bars, Heatmap, Lines
 from manyheads.labs.finding import Finding, at_least, at_most, is_true, reported
 from manyheads.labs.fitting import fit, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
@@ -88,21 +89,6 @@ def head_matrix(checkpoint: Checkpoint, text: str, layer: int, head: int) -> lis
     return rows
 
 
-def table_of(title: str, found: dict[str, RelationHead]) -> Table:
-    rows = [
-        (
-            head.relation,
-            head.count,
-            "none" if head.attention is None else f"{head.attention} {head.head}",
-            head.accuracy,
-            head.offset,
-            head.offset_accuracy,
-        )
-        for head in found.values()
-    ]
-    return Table(title, ("link", "count", "best head", "its accuracy", "best offset", "its accuracy"), rows)
-
-
 @lab("shaping", rows=("J6",), seconds=(6.0, 40.0), smallest={"steps": 120}, full={"steps": 1500},
      counterexample={"weight": 0.0}, try_next=("--weight 0", "--steps 600 --weight 0.1"))  # fmt: skip
 def guided_head(
@@ -140,7 +126,7 @@ def guided_head(
             reported("other relations in which a head is better than every offset", f"{better} of {len(found) - 1}"),
             reported("loss at the end, with the term", losses[-1]),
         ),
-        (*pictures, table_of("Relations on new paragraphs", found)),
+        (*pictures, relation_table("Relations on new paragraphs", found)),
     )  # fmt: skip
 
 
@@ -176,7 +162,7 @@ def heads_for_links(
               for name in LINKS),
             reported("loss at the end, in nats per masked word", losses[-1]),
         ),
-        (Bars("Links that are followed, on new paragraphs", "share", bars), table_of("After training", after)),
+        (Bars("Links that are followed, on new paragraphs", "share", bars), relation_table("After training", after)),
     )  # fmt: skip
 
 

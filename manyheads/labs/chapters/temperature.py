@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.labs.figures import Bars, Lines
 from manyheads.labs.finding import Finding, at_least, at_most, is_true, near, reported
-from manyheads.labs.fitting import fit
+from manyheads.labs.fitting import fit, next_token_loss
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.model.builder import Model, build
 from manyheads.model.spec import read_model
@@ -100,7 +100,7 @@ def sampling_temperature(
     Sampling at temperature T draws from softmax(z/T); here z is the same at every step, so one text gives all samples.
     The entropy H of this distribution grows with T, because dH/dT = Var(z)/T³, and the variance of the logits z under
     the distribution is 0 only if all logits that count are equal. As T falls to 0 the largest logit takes all, so T = 0
-    means: take it, and divide by nothing.
+    means: take the arg-max, without a division.
     """
     logits = spread * torch.linspace(-1.7, 1.7, tokens)[torch.randperm(tokens)]
     checkpoint = Checkpoint(trigram_with_logits(logits))
@@ -155,34 +155,28 @@ class PairSource:
 
     def draw(self, rows: int, length: int) -> Tensor:
         tokens = torch.randint(self.vocab, (rows, 2))
-        for _ in range(length + 18):  # the first 20 are not in balance yet
+        for _ in range(length + 18):  # the first 20 are burn-in: not stationary yet
             probabilities = self.next_VVV[tokens[:, -2], tokens[:, -1]]
             tokens = torch.cat((tokens, torch.multinomial(probabilities, 1)), dim=1)
         return tokens[:, 20:]
 
 
-def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The mean −ln p of every token after the first two."""
-    logits = model(tokens[:, :-1])[:, 1:]
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten())
-
-
-def trained_trigram(
+def train_ngram(
     source: PairSource, train: Tensor, *, order: int = 3, width: int = 24, head: str = "tied", steps: int, seed: int,
     progress: OnProgress = no_progress, name: str = "step",
 ) -> tuple[Model, list[float]]:  # fmt: skip
-    """A neural n-gram model that was trained on texts, and its losses."""
+    """A trained neural n-gram model, and its losses; two tokens are known before each target."""
     backbone = {"order": order, "width": width, "hidden": width}
     model = build(read_model({"vocab": source.vocab, "ngram": backbone, "head": head, "init": "xavier"}), seed=seed)
     torch.manual_seed(seed)
-    losses = fit(model, lambda _: train[torch.randint(len(train), (24,))], next_token_loss,
+    losses = fit(model, lambda _: train[torch.randint(len(train), (24,))], partial(next_token_loss, first=2),
                  steps=steps, lr=1.5e-2, progress=progress, name=name)  # fmt: skip
     return model, losses
 
 
 @torch.no_grad()
-def evaluated(model: nn.Module, tokens: Tensor) -> float:
-    return float(next_token_loss(model, tokens))
+def validation_loss(model: nn.Module, tokens: Tensor) -> float:
+    return float(next_token_loss(model, tokens, first=2))
 
 
 @lab("temperature", rows=("K5",), seconds=(3.0, 8.0), smallest={"steps": 150, "vocab": 4}, full={"steps": 1500},
@@ -195,7 +189,7 @@ def neural_trigram(
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
-    """A neural trigram model learns P(c | a, b) as well as it can be known.
+    """A neural trigram model reaches the lowest possible loss, the entropy of P(c | a, b).
 
     The model is softmax h(e(a), e(b))ᵀe(c), with a hidden layer h on the embeddings of two tokens. The texts come from
     random probabilities P(c | a, b), so the best possible loss is known: the entropy of c, given a and b. A model that
@@ -203,8 +197,8 @@ def neural_trigram(
     """
     source = PairSource(vocab, sharpness=2.0)
     train, validation = source.draw(400, 64), source.draw(200, 64)
-    model, losses = trained_trigram(source, train, order=order, steps=steps, seed=seed, progress=progress)
-    loss, best, pair = evaluated(model, validation), source.nats(2), source.nats(1)
+    model, losses = train_ngram(source, train, order=order, steps=steps, seed=seed, progress=progress)
+    loss, best, pair = validation_loss(model, validation), source.nats(2), source.nats(1)
     every = max(1, steps // 50)
     curve = [(float(i), fmean(losses[i : i + every])) for i in range(0, steps, every)]
     levels = {"no token known": source.nats(0), "one token known": pair, "two tokens known": best}
@@ -245,9 +239,9 @@ def inner_product(
     losses: dict[str, list[float]] = {name: [] for name in kinds}
     for i in range(seeds):
         for name, (head, width) in kinds.items():
-            model, _ = trained_trigram(source, train, width=width, head=head, steps=steps, seed=1000 * seed + i,
+            model, _ = train_ngram(source, train, width=width, head=head, steps=steps, seed=1000 * seed + i,
                                        progress=progress, name=f"{name}, seed {i}: step")  # fmt: skip
-            losses[name].append(evaluated(model, validation))
+            losses[name].append(validation_loss(model, validation))
     means = {name: fmean(values) for name, values in losses.items()}
     differences = [b - a for a, b in zip(*losses.values(), strict=True)]
     deviations = {name: math.exp(means[name]) * stdev(values) for name, values in losses.items()} if seeds > 1 else {}

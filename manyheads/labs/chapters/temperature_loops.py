@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container
+from functools import partial
 from itertools import islice
 from statistics import fmean
 from typing import Annotated, NamedTuple, TypeVar
@@ -16,10 +17,9 @@ from manyheads.data.builtin import functions_of, read_sources, stdlib
 from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.errors import InputError
 from manyheads.generate.loops import Loop, find_repetition
-from manyheads.labs.chapters.temperature import next_token_loss
 from manyheads.labs.figures import Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, reported
-from manyheads.labs.fitting import fit, small_model
+from manyheads.labs.fitting import fit, next_token_loss, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.model.builder import build
 from manyheads.model.ngram import Ngram
@@ -179,7 +179,7 @@ def trained_decoder(
     def batch(_: int) -> Tensor:
         return ids[torch.randint(len(ids) - 33, (24, 1)) + torch.arange(33)]
 
-    losses = fit(model, batch, next_token_loss, steps=steps, lr=5e-3, progress=progress)
+    losses = fit(model, batch, partial(next_token_loss, first=2), steps=steps, lr=5e-3, progress=progress)
     return Checkpoint(model, tokenizer), ids, fmean(losses[-10:])
 
 
