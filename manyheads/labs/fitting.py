@@ -30,6 +30,14 @@ def small_model(
     return build(read_model({"vocab": vocab, stack: merge_trees(base, fields), "head": head, "init": init}), seed=seed)
 
 
+@torch.no_grad()
+def add_noise(model: Model, std: float) -> Model:
+    """The model with noise added to every weight, so that biases are not 0 and outputs differ; for evaluation."""
+    for parameter in model.parameters():
+        parameter.add_(std * torch.randn_like(parameter))
+    return model.eval()
+
+
 def fit(
     model: nn.Module,
     batch: Callable[[int], Batch],

@@ -102,11 +102,12 @@ class Lab:
         return [(name, hints.get(name), p.default) for name, p in parameters.items() if name not in EXTRA_PARAMETERS]
 
     def arguments(self, parameters: Parameters) -> dict[str, Any]:
-        """The arguments of the function: a parameter, or a dataclass made of those that are its fields."""
-        return {
-            name: kind(**{x.name: parameters[x.name] for x in fields(kind)}) if is_dataclass(kind) else parameters[name]
-            for name, kind, _ in self.signature()
-        }
+        """The arguments of the function: parameters, and dataclasses made of those that are their fields."""
+        arguments = dict[str, Any]()
+        for name, kind, _ in self.signature():
+            names = [x.name for x in fields(kind)] if is_dataclass(kind) else None
+            arguments[name] = parameters[name] if names is None else kind(**{x: parameters[x] for x in names})
+        return arguments
 
     def parameters_at(self, size: Size) -> dict[str, Any]:
         """The value of every parameter at a size; those of `quick` are the defaults of the function."""

@@ -12,20 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.labs.chapters.attention_matrices import attention_context
 from manyheads.labs.figures import Heatmap, Lines, Table, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
-from manyheads.labs.plain import head_context
 from manyheads.model.builder import build
 from manyheads.model.cost import count_parameters
 from manyheads.model.spec import read_model
-from manyheads.parts.attention import Attention, AttentionContext, HeadsSpec
+from manyheads.parts.attention import Attention, HeadsSpec
 from manyheads.parts.core import DotSpec
 from manyheads.parts.feedforward import ACTIVATIONS, MlpSpec
 from manyheads.parts.inputs import Inputs
 from manyheads.parts.norm import LayerNormSpec, NoNormSpec, RMSNormSpec
-from manyheads.parts.position import AttentionPosition
 from manyheads.parts.residual import NoResidualSpec, PreSpec
 
 WIDTH = 8
@@ -34,14 +33,13 @@ WIDTH = 8
 def self_attention(attention: Attention, x_LD: Tensor, *, masks_itself: bool = False, detached: bool = False) -> Tensor:
     """Self-attention of one sequence. With `detached`, the queries are constants for the gradient."""
     x_BLD, length = x_LD[None], len(x_LD)
-    mask, positions = head_context(x_LD, x_LD, causal=False)
-    context = AttentionContext(AttentionPosition(), None, mask, positions)
+    context = attention_context(length)
     memory, q = attention.key_value(x_BLD, context), attention.query(x_BLD)
     bias = torch.zeros(1, 1, length, length, dtype=x_LD.dtype)
     if masks_itself:
         bias = bias.masked_fill(torch.eye(length, dtype=torch.bool), -math.inf)
     heads = attention.core(
-        q.detach() if detached else q, memory.key, memory.value, mask=mask, positions=positions,
+        q.detach() if detached else q, memory.key, memory.value, mask=context.mask, positions=context.positions,
         bias=bias.expand(1, q.shape[1], -1, -1),
     )  # fmt: skip
     out: Tensor = attention.output(heads.transpose(1, 2).flatten(2))

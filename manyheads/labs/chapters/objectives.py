@@ -13,23 +13,14 @@ from manyheads.data.builtin import stdlib
 from manyheads.files.read import read_bytes
 from manyheads.labs.figures import Heatmap, Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
-from manyheads.labs.fitting import fit, next_token_loss, output_changes, small_model
+from manyheads.labs.fitting import add_noise, fit, next_token_loss, output_changes, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.metrics.baselines import Bigram, Unigram
-from manyheads.model.builder import Model
 from manyheads.parts.inputs import Inputs
 from manyheads.tasks.batch import IGNORE_INDEX, SpecialTokens
 from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec, SpansSpec
 
 NAMES = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")  # the special tokens, ids 0 to 4
-
-
-def randomised(model: Model) -> Model:
-    """The model with noise added to every weight, so that its outputs differ by much."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model.eval()
 
 
 def encode(text: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -60,7 +51,7 @@ def next_token_labels(
     batch = CausalSpec().batch([(ids,)], SpecialTokens(vocab_size=len(names)), np.random.default_rng(seed))
     inputs, targets = batch.inputs.tokens, batch.targets
     length = inputs.shape[1]
-    model = randomised(small_model(vocab=len(names), seed=seed, position="sinusoidal", mask={"causal": causal}))
+    model = add_noise(small_model(vocab=len(names), seed=seed, position="sinusoidal", mask={"causal": causal}), 0.2)
     changes = output_changes(model, inputs, vocab=len(names))
     before = torch.ones(length, length).triu(1).bool()
     words = [names[i] for i in inputs[0]]
@@ -93,7 +84,7 @@ def masked_outputs(position: str, seed: int, *, keep_position: bool) -> tuple[Te
     if not keep_position:  # every mask is given position 0
         positions = torch.arange(len(masked))[None].masked_fill(masked, 0)
         inputs = Inputs(inputs.tokens, positions=positions)
-    model = randomised(small_model("encoder", vocab=len(names), seed=seed, position=position))
+    model = add_noise(small_model("encoder", vocab=len(names), seed=seed, position=position), 0.2)
     with torch.no_grad():
         return model(inputs)[0, masked], [f"position {i}" for i in masked.nonzero().flatten().tolist()]
 

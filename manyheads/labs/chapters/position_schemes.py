@@ -12,6 +12,7 @@ from manyheads.labs.figures import Cell, Figure, Heatmap, Lines, Table, heatmap
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
+from manyheads.labs.plain import attention_weights
 from manyheads.labs.schemes import (
     POSITIONAL,
     SCHEMES,
@@ -24,7 +25,6 @@ from manyheads.labs.schemes import (
 from manyheads.model.builder import Model
 from manyheads.model.cost import count_parameters
 from manyheads.parts.core import DotSpec
-from manyheads.parts.mask import Mask
 from manyheads.parts.position import ClippedSpec, PositionSpec, ShawSpec
 from manyheads.parts.rope import RopeSpec
 from manyheads.spec import SLOTS, Tree
@@ -160,15 +160,6 @@ def vectors_of_shaw(
     )
 
 
-def core_weights(core: DotSpec, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    length, size = q.shape
-    weights = core.build(1, size, size).weights(
-        q[None, None], k[None, None], mask=Mask(length, length, q.device), positions=count_positions(length),
-        bias=None if bias is None else bias[None, None],
-    )  # fmt: skip
-    return weights[0, 0]
-
-
 @lab("position", rows=("D12",), errata=("E5",), counterexample={"own_scale": True},
      try_next=("--own-scale", "--position-size 32"))  # fmt: skip
 def bias_or_concatenation(
@@ -185,10 +176,12 @@ def bias_or_concatenation(
     size, scale = 8, (8 + position_size) ** -0.5
     q, k = torch.randn(2, 6, size, dtype=torch.float64)
     q_position, k_position = torch.randn(2, 6, position_size, dtype=torch.float64)
-    joined = core_weights(DotSpec(), torch.cat((q, q_position), -1), torch.cat((k, k_position), -1))
     bias = q_position @ k_position.T
-    same = core_weights(DotSpec(scale=scale), q, k, scale * bias)
-    unequal = core_weights(DotSpec(), q, k, size**-0.5 * bias)
+    plain, scaled = DotSpec().build(1, size, size), DotSpec(scale=scale).build(1, size, size)
+    wide = DotSpec().build(1, size + position_size, size + position_size)
+    joined = attention_weights(torch.cat((q, q_position), -1), torch.cat((k, k_position), -1), wide)
+    same = attention_weights(q, k, scaled, bias_LM=scale * bias)
+    unequal = attention_weights(q, k, plain, bias_LM=size**-0.5 * bias)
     judged = unequal if own_scale else same
     return Finding(
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 from manyheads.errors import IncompatibleError
 from manyheads.labs.figures import Heatmap, Table, heatmap
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, reported
-from manyheads.labs.fitting import output_changes
+from manyheads.labs.fitting import add_noise, output_changes
 from manyheads.labs.lab import lab
+from manyheads.labs.reference import causal_2019
 from manyheads.model.builder import build, build_meta
 from manyheads.model.recording import RecordedAttention, record
 from manyheads.model.spec import read_model
@@ -30,17 +32,28 @@ NORMAL: Tree = {"kind": "normal", "std": 0.3}
 
 def random_model(seed: int, **tables: Any) -> Transformer:
     """A transformer whose weights are all random, the biases too: nothing holds because a bias is 0."""
-    model = build(read_model({"vocab": VOCAB, "init": NORMAL} | tables), seed=seed).eval()
+    model = add_noise(build(read_model({"vocab": VOCAB, "init": NORMAL} | tables), seed=seed), 0.1)
     assert isinstance(model, Transformer)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
 def encoder_decoder(seed: int, **changes: Any) -> Transformer:
     stack = STACK | changes
     return random_model(seed, encoder=stack, decoder=stack | CAUSAL | {"embed": "shared", "cross": True})
+
+
+def gpt2_stack(length: int) -> Tree:
+    return STACK | {
+        "position": {"kind": "learned", "length": length},
+        "feedforward": {"kind": "mlp", "hidden": 32, "activation": "gelu-tanh"},
+    }
+
+
+@torch.no_grad()
+def difference_from_gpt2(model: Transformer, weights: Mapping[str, Tensor], *inputs: Tensor) -> float:
+    """The largest difference between the logits of a model and of GPT-2 as written from its formulas, in float64."""
+    weights = {name: weight.double() for name, weight in weights.items()}
+    return largest(model.double()(*inputs) - causal_2019(weights, inputs[0], heads=2, layers=2))
 
 
 def tokens(length: int) -> Tensor:
@@ -114,7 +127,8 @@ def encoder_with_mask(
 
     An encoder with random weights gets a causal mask, and a decoder-only model gets the same weights. Both read the
     same text: their outputs are equal. Without the mask a token of the encoder also attends to later tokens, and the
-    outputs differ. Nothing else distinguishes the two.
+    outputs differ. Nothing else distinguishes the two. An encoder with the layers of GPT-2 is also compared with the
+    formulas of GPT-2, written apart from this package's layers (`labs/reference.py`).
     """
     encoder, plain, decoder = (
         random_model(seed + i, **{name: STACK | {"mask": {"causal": mask}}, "head": "untied"})
@@ -122,15 +136,21 @@ def encoder_with_mask(
     )
     weights = encoder.state_dict()
     plain.load_state_dict(weights)
-    decoder.load_state_dict({name.replace("encoder.", "decoder."): weight for name, weight in weights.items()})
+    decoder.load_state_dict(as_decoder(weights))
     ids, words = tokens(length), [f"token {i + 1}" for i in range(length)]
     first, expected = recorded(decoder, "decoder.layers.0.attention", ids)
     second, output = recorded(encoder, "encoder.layers.0.attention", ids)
     _, unmasked = recorded(plain, "encoder.layers.0.attention", ids)
+    gpt2 = random_model(seed, encoder=gpt2_stack(length) | {"mask": {"causal": causal}}, head="tied")
     return Finding(
         (
             at_most("largest difference of the outputs", largest(output - expected), 1e-5),
             at_least("the same without the mask", largest(unmasked - expected), 1e-2),
+            at_most(
+                "encoder with the layers of GPT-2: largest difference from its formulas",
+                difference_from_gpt2(gpt2, as_decoder(gpt2.state_dict()), ids),
+                1e-10,
+            ),
         ),
         (
             weights_map("Decoder: the weights of one head", first, words, words),
@@ -139,6 +159,10 @@ def encoder_with_mask(
             ),
         ),
     )
+
+
+def as_decoder(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.replace("encoder.", "decoder."): weight for name, weight in weights.items()}
 
 
 def without_cross_attention(weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -174,7 +198,8 @@ def decoder_without_cross(
 
     The decoder of an encoder–decoder has three sublayers: masked self-attention, cross-attention and a feed-forward
     network. Cross-attention is switched off, which leaves two, and a decoder-only model gets their weights. Its outputs
-    are then those of the decoder, wherever the norms are: before each sublayer (pre) or after it (post).
+    are then those of the decoder, wherever the norms are: before each sublayer (pre) or after it (post). A decoder with
+    the layers of GPT-2 is also compared with the formulas of GPT-2 (`labs/reference.py`).
     """
     rows, checks = [], list[Check]()
     for residual in ("pre", "post"):
@@ -190,6 +215,12 @@ def decoder_without_cross(
         rows.append((f"{residual}-norm", largest(there - expected), difference))
         checks.append(at_most(f"largest difference, {residual}-norm", difference, 1e-5))
         checks.append(at_least(f"with cross-attention, {residual}-norm", largest(there - expected), 1e-2))
+    stack, ids = gpt2_stack(length), tokens(length)
+    gpt2 = random_model(seed, encoder=stack, decoder=stack | CAUSAL | {"embed": "shared", "cross": True}, head="tied")
+    if removed:
+        switch_off_cross_attention(gpt2, "pre")
+    difference = difference_from_gpt2(gpt2, without_cross_attention(gpt2.state_dict()), ids, tokens(length))
+    checks.append(at_most("decoder with the layers of GPT-2: largest difference from its formulas", difference, 1e-10))
     columns = ("norms", "with cross-attention", "removed" if removed else "not removed")
     return Finding(tuple(checks), (Table("Largest difference between the outputs", columns, rows),))
 
