@@ -48,6 +48,7 @@ def index_page(tree: dict[str, Any], runs: dict[str, Any]) -> str:
     from manyheads.labs.views.explain import citation, summary
 
     claims, labs = read_claims(), all_labs()
+    rows = claims.rows.values()
     verdicts = [run.finding.verdict for run in runs.values()]
     introduction = (
         "What five documents about attention and transformers claim, run and judged. A lab measures what a claim "
@@ -73,10 +74,10 @@ def index_page(tree: dict[str, Any], runs: dict[str, Any]) -> str:
         table(("chapter", "", "labs"), chapters),
         f"## Verdicts\n\n{made}",
         table(("lab", "verdict", "measured", "predicted", "seconds"), [lab_row(lab, runs) for lab in labs.values()]),
-        f"## Claims\n\nEvery claim with its place in the documents:\n\n{documents}",
-        table(("row", "claim", "place", "verdict", "shown by"), [claim_row(row, runs) for row in claims.rows.values()]),
+        f"## Claims\n\nEvery claim with its source in the documents:\n\n{documents}",
+        table(("row", "claim", "source", "verdict", "shown by"), [claim_row(row, runs) for row in rows]),
         "## Errata\n\nWhat the documents state and is not so.",
-        table(("erratum", "place", "as stated", "what is true", "shown by"), errata),
+        table(("erratum", "source", "as stated", "what is true", "shown by"), errata),
     )  # fmt: skip
 
 
@@ -123,7 +124,7 @@ def chapter_page(chapter: Any, runs: dict[str, Any]) -> str:
         chapter.title, chapter.text,
         *(block for lab in labs for block in lab_blocks(lab, runs.get(lab.id))),
         "## Shown by tests" if tested else "",
-        table(("row", "claim", "place", "tests"), tested) if tested else "",
+        table(("row", "claim", "source", "tests"), tested) if tested else "",
     )  # fmt: skip
 
 
@@ -146,12 +147,12 @@ def lab_blocks(lab: Any, run: Any) -> Iterator[str]:
 
 
 def commands(lab: Any, run: Any) -> Iterator[str]:
-    from manyheads.labs.views.explain import next_commands, opposite_command
+    from manyheads.labs.views.explain import counterexample_command, next_commands
 
     yield run.command if run else f"manyheads lab run {lab.id}"
     yield from next_commands(lab)
-    if opposite := opposite_command(lab):
-        yield f"{opposite}   # the opposite: the claim fails"
+    if counterexample := counterexample_command(lab):
+        yield f"{counterexample}   # counterexample: the claim fails"
 
 
 def finding_blocks(run: Any) -> Iterator[str]:

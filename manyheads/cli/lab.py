@@ -49,11 +49,11 @@ def lab_list(
     elif as_json:
         console.print_json({"schema": 1, "labs": [lab_tree(lab) for lab in all_labs().values()]})
     else:
-        table = console.new_table(["lab", "claim", "rows and errata", "place"], ["seconds", "with --full"])
+        table = console.new_table(["lab", "claim", "rows and errata", "sources"], ["seconds", "with --full"])
         for lab in all_labs().values():
             judged = " ".join([*lab.rows, *(f"erratum {name}" for name in lab.errata)])
-            places = "; ".join(dict.fromkeys(row.source for row in claims_of(lab)))
-            table.add_row(lab.id, lab.title, judged, places, *(f"{seconds:,.1f}" for seconds in lab.seconds))
+            sources = "; ".join(dict.fromkeys(row.source for row in claims_of(lab)))
+            table.add_row(lab.id, lab.title, judged, sources, *(f"{seconds:,.1f}" for seconds in lab.seconds))
         console.stdout().print(table)
 
 
@@ -215,7 +215,7 @@ def run_one(lab: Lab, size: Size, seed: int, parameters: dict[str, Any]) -> LabR
     from manyheads.labs.lab import run_lab
 
     with console.Progress(f"running {lab.id}") as progress:
-        return run_lab(lab, at=size, seed=seed, progress=progress.update, **parameters)
+        return run_lab(lab, size=size, seed=seed, progress=progress.update, **parameters)
 
 
 def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> list[Outcome]:
@@ -228,7 +228,7 @@ def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> li
             note = ", ".join(running)
             progress.update("lab", ended, len(labs), note if len(note) <= MAX_NOTE else f"{note[:MAX_NOTE]}…")
 
-        return run_labs(labs, at=size, seed=seed, jobs=jobs or available_cores(), on_lab=show)
+        return run_labs(labs, size=size, seed=seed, jobs=jobs or available_cores(), on_lab=show)
 
 
 # ------------------------------------------------------------------------------------------------------------ notebook

@@ -150,7 +150,7 @@ def print_claims(
     for name, key in (("rows", "row"), ("errata", "erratum")):
         if not trees[name]:
             continue
-        more = ["verdict"] if outcomes else ["place"]
+        more = ["verdict"] if outcomes else ["source"]
         table = console.new_table([key, more[0], "claim" if key == "row" else "what is true", "shown by"])
         for tree in trees[name]:
             verdict = Text(f"{MARKS[tree['verdict']]} {tree['verdict'] or 'not run'}", STYLES.get(tree["verdict"], ""))

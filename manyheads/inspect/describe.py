@@ -18,7 +18,7 @@ from manyheads.errors import UnknownKindError, UnsupportedError
 from manyheads.files.manifest import TRAINER
 from manyheads.files.read import read_json_or_empty
 from manyheads.model.builder import build_meta
-from manyheads.model.cost import size
+from manyheads.model.cost import count_parameters, size
 from manyheads.model.spec import LayerSpec, ModelSpec, StackSpec, override_model, read_model
 from manyheads.presets import is_path, names, preset, read_about, read_description
 from manyheads.spec import SLOTS, Part, Spec, Tree, to_tree
@@ -222,7 +222,7 @@ def describe_preset(name: str) -> Tree:
         "title": description["title"],
         "architecture": spec.architecture,
         "position": stack.position.kind if stack else "none",
-        "parameters": sum(parameter.numel() for parameter in build_meta(spec).parameters()),
+        "parameters": count_parameters(build_meta(spec)),
         "source": description["source"],
     }
 

@@ -182,30 +182,30 @@ def top_down(tape: Tape, layers: int | None) -> list[str]:
     return [name for name in reversed(names) if layers is None or int(name.split(".")[-2]) < layers]
 
 
-def pointer_tree(tape: Tape, position: int, *, layers: int | None = None, row: int = 0) -> list[dict[int, list[int]]]:
+def pointer_tree(tape: Tape, position: int, *, layers: int | None = None) -> list[dict[int, list[int]]]:
     """From the output at `position` down to the inputs: for each layer, which key each head of a reached query takes.
 
     The key is the one with the highest weight. `layers` is the number of layers below the output; by default all.
     """
     reached, tree = [position], []
     for name in top_down(tape, layers):
-        pointers = tape.weights(name)[row].argmax(dim=-1)  # H×L
+        pointers = tape.weights(name)[0].argmax(dim=-1)  # H×L
         tree.append({i: pointers[:, i].tolist() for i in reached})
         reached = sorted({*reached, *(j for keys in tree[-1].values() for j in keys)})
     return tree
 
 
-def pointer_field(tape: Tape, position: int, *, layers: int | None = None, row: int = 0) -> set[int]:
+def pointer_field(tape: Tape, position: int, *, layers: int | None = None) -> set[int]:
     """The input positions that can reach an output through the highest weight of each head and the residual stream.
 
     For cores that take only the highest weight (argmax) this is the receptive field, of at most (k + 1)ⁿ positions
     with n layers of k heads.
     """
-    tree = pointer_tree(tape, position, layers=layers, row=row)
+    tree = pointer_tree(tape, position, layers=layers)
     return {position}.union(*(keys for level in tree for keys in level.values()))
 
 
-def visible_field(tape: Tape, position: int, *, layers: int | None = None, row: int = 0) -> set[int]:
+def visible_field(tape: Tape, position: int, *, layers: int | None = None) -> set[int]:
     """The input positions that the masks let reach an output; with a causal mask, those up to its own."""
     reached = {position}
     for name in top_down(tape, layers):
@@ -213,7 +213,7 @@ def visible_field(tape: Tape, position: int, *, layers: int | None = None, row: 
         visible = attention.visible()
         if visible is None:
             return set(range(attention.mask.num_keys))
-        rows = visible[row if len(visible) > 1 else 0, 0, sorted(reached)]
+        rows = visible[0, 0, sorted(reached)]
         reached |= set(rows.any(dim=0).nonzero().flatten().tolist())
     return reached
 

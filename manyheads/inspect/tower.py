@@ -130,8 +130,8 @@ class Tower:
         return next(box for top in self.boxes for box in top.walk() if box.name == name)
 
 
-def circle(name: str, slot: str, size: float, title: str = "", detail: str = "") -> Box:
-    return Box(name, title, slot=slot, detail=detail, width=size, height=size)
+def circle(name: str, slot: str, size: float, title: str = "") -> Box:
+    return Box(name, title, slot=slot, width=size, height=size)
 
 
 def edge(box: Box, side: int) -> Point:

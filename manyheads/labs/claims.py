@@ -30,7 +30,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Row:
-    """A claim, and its place in the documents, such as "S1 1(a)"."""
+    """A claim, and its source in the documents, such as "S1 1(a)"."""
 
     id: str
     chapter: str

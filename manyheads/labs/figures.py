@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Point = tuple[float, float]
 Cell = float | str | None
@@ -48,6 +52,24 @@ class Heatmap:
         assert len(self.rows) in (0, len(self.values)), "a label per row, or none"
         assert all(len(row) == len(self.values[0]) for row in self.values), "rows of one length"
         assert len(self.columns) in (0, *map(len, self.values[:1])), "a label per column, or none"
+
+
+def heatmap(
+    title: str,
+    values: Tensor,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    row_axis: str = "query",
+    column_axis: str = "key",
+    *,
+    visible: Tensor | None = None,
+) -> Heatmap:
+    """A matrix as a heatmap; a cell that is not `visible` is masked."""
+    cells = values.tolist()
+    if visible is not None:
+        pairs = zip(cells, visible.tolist(), strict=True)
+        cells = [[value if seen else None for value, seen in zip(*pair, strict=True)] for pair in pairs]
+    return Heatmap(title, cells, rows, columns, row_axis, column_axis)
 
 
 @dataclass(frozen=True)

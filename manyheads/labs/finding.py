@@ -21,29 +21,26 @@ class Check:
     holds: bool | None = None  # None if it is only reported, or undecided at this size
 
 
-def at_most(name: str, measured: SupportsFloat, bound: float, *, decided: bool = True) -> Check:
-    value = float(measured)
-    return Check(name, value, f"≤ {bound:.6g}", value <= bound if decided else None)
+def at_most(name: str, measured: SupportsFloat, bound: float) -> Check:
+    return Check(name, float(measured), f"≤ {bound:.6g}", float(measured) <= bound)
 
 
-def at_least(name: str, measured: SupportsFloat, bound: float, *, decided: bool = True) -> Check:
-    value = float(measured)
-    return Check(name, value, f"≥ {bound:.6g}", value >= bound if decided else None)
+def at_least(name: str, measured: SupportsFloat, bound: float) -> Check:
+    return Check(name, float(measured), f"≥ {bound:.6g}", float(measured) >= bound)
 
 
-def near(name: str, measured: SupportsFloat, expected: float, tolerance: float, *, decided: bool = True) -> Check:
+def near(name: str, measured: SupportsFloat, expected: float, tolerance: float) -> Check:
     value = float(measured)
     holds = math.isclose(value, expected, rel_tol=0, abs_tol=tolerance)
-    return Check(name, value, f"{expected:.6g} ± {tolerance:.2g}", holds if decided else None)
+    return Check(name, value, f"{expected:.6g} ± {tolerance:.2g}", holds)
 
 
-def equals(name: str, measured: float | str, expected: float | str, *, decided: bool = True) -> Check:
-    return Check(name, measured, f"{expected:,}" if isinstance(expected, int) else str(expected),
-                 measured == expected if decided else None)  # fmt: skip
+def equals(name: str, measured: float | str, expected: float | str) -> Check:
+    return Check(name, measured, f"{expected:,}" if isinstance(expected, int) else str(expected), measured == expected)
 
 
-def is_true(name: str, measured: bool, *, decided: bool = True) -> Check:
-    return Check(name, "yes" if measured else "no", "yes", bool(measured) if decided else None)
+def is_true(name: str, measured: bool) -> Check:
+    return Check(name, "yes" if measured else "no", "yes", bool(measured))
 
 
 def reported(name: str, measured: float | str) -> Check:

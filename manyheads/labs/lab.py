@@ -1,13 +1,14 @@
 """Labs: functions that test a claim and return a finding, registered by a decorator, at three sizes.
 
-    @lab("attention", rows=("A4",), opposite={"strength": 1.0}, try_next=("--strength 40", "--keys 50"))
-    def copying(*, strength: Annotated[float, "length of the query"] = 20.0, seed: int = 0) -> Finding:
+    @lab("attention", rows=("A4",), counterexample={"strength": 1.0}, try_next=("--strength 40", "--keys 50"))
+    def copying(*, strength: Annotated[float, "length of the query"] = 20.0) -> Finding:
         \"\"\"A strong query copies one value.
 
         What happens, for a reader who has just met the idea.
         \"\"\"
 
-Its parameters are the flags of `manyheads lab run copying`. `opposite` has parameters for which the claim is false.
+Its parameters are the flags of `manyheads lab run copying`; a frozen dataclass gives its fields as flags.
+`counterexample` has parameters for which the claim is false.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import inspect
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_type_hints
 
 import torch
@@ -29,10 +30,11 @@ from manyheads.spec import did_you_mean, import_all, quote
 Size = Literal["smallest", "quick", "full"]
 Parameters = Mapping[str, Any]
 OnProgress = Callable[[str, int, int], None]  # what is done, how many, of how many
-OWN_PARAMETERS = ("seed", "progress")
+EXTRA_PARAMETERS = ("seed", "progress")  # which a function takes if it needs them, and which are no flags of a lab
 # options of `manyheads lab run` and parameters of `run_lab`, which no parameter of a lab may be named
-RESERVED = ("lab", "at", "all", "quick", "full", "jobs", "json", "html", "parts", "help")
+RESERVED = ("lab", "size", "all", "quick", "full", "jobs", "json", "html", "parts", "help")
 TYPES = {int: "an integer", float: "a number", str: "a text", bool: "true or false"}
+NO_DEFAULT = inspect.Parameter.empty
 LABS: dict[str, Lab] = {}
 
 
@@ -64,12 +66,11 @@ class Lab:
     chapter: str
     rows: tuple[str, ...] = ()
     errata: tuple[str, ...] = ()
-    seconds: tuple[float, float] = (1.0, 1.0)  # that it takes, quick and full
+    seconds: tuple[float, float] = (0.2, 0.2)  # that it takes, quick and full
     smallest: Parameters = field(default_factory=dict)
     full: Parameters = field(default_factory=dict)
-    opposite: Parameters = field(default_factory=dict)  # for which the claim is false
+    counterexample: Parameters = field(default_factory=dict)  # for which the claim is false
     try_next: tuple[str, ...] = ()  # flags of two other runs
-    code: Callable[..., Any] | None = None  # the function that a reader is shown; the lab itself if None
 
     @property
     def id(self) -> str:
@@ -84,13 +85,29 @@ class Lab:
         return docstring(self.function).partition("\n")[2].strip()
 
     def parameters(self) -> list[Parameter]:
+        """The flags: one per parameter, or per field of a parameter that is a dataclass."""
+        found = list[Parameter]()
+        for name, kind, default in self.signature():
+            flags = [(name, kind, default)]
+            if is_dataclass(kind):
+                hints = get_type_hints(kind, include_extras=True)
+                flags = [(x.name, hints[x.name], getattr(default, x.name, NO_DEFAULT)) for x in fields(kind)]
+            found += [read_parameter(self.id, *flag) for flag in flags]
+        return found
+
+    def signature(self) -> list[tuple[str, Any, Any]]:
+        """The name, type and default of each parameter of the function, without `seed` and `progress`."""
         hints = get_type_hints(self.function, include_extras=True)
-        signature = inspect.signature(self.function).parameters
-        return [
-            read_parameter(f"the parameter {name} of the lab {self.id}", parameter, hints.get(name))
-            for name, parameter in signature.items()
-            if name not in OWN_PARAMETERS
-        ]
+        parameters = inspect.signature(self.function).parameters
+        return [(name, hints.get(name), p.default) for name, p in parameters.items() if name not in EXTRA_PARAMETERS]
+
+    def arguments(self, parameters: Parameters) -> dict[str, Any]:
+        """The arguments of the function: parameters, and dataclasses made of those that are their fields."""
+        arguments = dict[str, Any]()
+        for name, kind, _ in self.signature():
+            names = [x.name for x in fields(kind)] if is_dataclass(kind) else None
+            arguments[name] = parameters[name] if names is None else kind(**{x: parameters[x] for x in names})
+        return arguments
 
     def parameters_at(self, size: Size) -> dict[str, Any]:
         """The value of every parameter at a size; those of `quick` are the defaults of the function."""
@@ -106,13 +123,14 @@ class Lab:
             known[name].check(value)
 
 
-def read_parameter(label: str, parameter: inspect.Parameter, hint: Any) -> Parameter:
+def read_parameter(lab_id: str, name: str, hint: Any, default: Any) -> Parameter:
+    label = f"the parameter {name} of the lab {lab_id}"
     kind, meaning = getattr(hint, "__origin__", None), getattr(hint, "__metadata__", ("",))[0]
-    if kind not in TYPES or not meaning or parameter.default is parameter.empty:
+    if kind not in TYPES or not meaning or default is NO_DEFAULT:
         raise PartsFileError(f'{label} needs a type, a meaning and a default: Annotated[int, "number of keys"] = 7')
-    if parameter.name in RESERVED:
-        raise PartsFileError(f"{label} needs another name, as --{parameter.name} is an option of the command")
-    return Parameter(parameter.name, kind, parameter.default, meaning)
+    if name in RESERVED:
+        raise PartsFileError(f"{label} needs another name: this one is reserved")
+    return Parameter(name, kind, default, meaning)
 
 
 def docstring(function: Callable[..., Any]) -> str:
@@ -167,7 +185,7 @@ def choose_labs(names: Sequence[str]) -> list[Lab]:
 
 @dataclass(frozen=True)
 class LabRun:
-    """A finding, and what gives it again: the lab, its parameters and the seed. A notebook shows it as a page."""
+    """A finding, and what reproduces it: the lab, its parameters and the seed. A notebook shows it as a page."""
 
     lab: Lab
     size: Size
@@ -190,11 +208,11 @@ class LabRun:
 def command_of(lab: Lab, size: Size, seed: int, parameters: Parameters) -> str:
     """The command that runs a lab with these parameters."""
     shown: Size = "full" if size == "full" else "quick"
-    usual = lab.parameters_at(shown)
+    defaults = lab.parameters_at(shown)
     words = ["manyheads", "lab", "run", lab.id]
     words += ["--full"] if shown == "full" else []
     words += [f"--seed {seed}"] if seed else []
-    words += [flag(name, value) for name, value in parameters.items() if value != usual[name]]
+    words += [flag(name, value) for name, value in parameters.items() if value != defaults[name]]
     return " ".join(words)
 
 
@@ -208,7 +226,7 @@ def flag(name: str, value: Any) -> str:
 
 
 def run_lab(
-    lab: Lab | str, *, at: Size = "quick", seed: int = 0, progress: OnProgress = no_progress, **parameters: Any
+    lab: Lab | str, *, size: Size = "quick", seed: int = 0, progress: OnProgress = no_progress, **parameters: Any
 ) -> LabRun:
     """Runs a lab, by its name, with the parameters of a size (smallest, quick or full) and others by their names.
 
@@ -218,12 +236,12 @@ def run_lab(
     if isinstance(lab, str):
         lab = find_lab(lab)
     lab.check(parameters)
-    given = lab.parameters_at(at) | parameters
-    own = {"seed": seed, "progress": progress}
-    accepted = {name: own[name] for name in OWN_PARAMETERS if name in inspect.signature(lab.function).parameters}
+    all_parameters = lab.parameters_at(size) | parameters
+    extra = {"seed": seed, "progress": progress}
+    accepted = {name: extra[name] for name in inspect.signature(lab.function).parameters if name in EXTRA_PARAMETERS}
     with num_threads(1), torch.random.fork_rng():
         torch.manual_seed(seed)
         start = time.perf_counter()
-        finding = lab.function(**given, **accepted)
+        finding = lab.function(**lab.arguments(all_parameters), **accepted)
         seconds = time.perf_counter() - start
-    return LabRun(lab, at, seed, given, finding, seconds)
+    return LabRun(lab, size, seed, all_parameters, finding, seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.data.builtin import BiographiesSpec
 from manyheads.errors import UsageError
-from manyheads.labs.fitting import fit, small_model
+from manyheads.labs.fitting import fit, next_token_loss, small_model
 from manyheads.labs.schemes import SCHEMES
 from manyheads.model.builder import Model
 from manyheads.spec import quote
@@ -39,7 +39,7 @@ class Tune:
 
 
 class Biographies:
-    """The characters of texts about invented people, from a random place on."""
+    """The characters of texts about invented people, from a random position on."""
 
     def __init__(self) -> None:
         corpus = BiographiesSpec(people=200).load()
@@ -66,7 +66,7 @@ def source(name: str) -> Tune | Biographies:
 @cache
 def language_model(
     text: str, scheme: str, *, causal: bool = True, width: int = 32, steps: int = 200,
-    rows: int = 48, lr: float = 6e-3, window: int = 0, layers: int = 2, seed: int = 0,
+    rows: int = 48, window: int = 0, layers: int = 2, seed: int = 0,
 ) -> Model:  # fmt: skip
     """A model that predicts the next token, or, if it is not causal, the tokens that are masked."""
     data, rng = source(text), torch.Generator().manual_seed(seed)
@@ -76,13 +76,9 @@ def language_model(
         embed={"scale": True}, init="xavier",
         mask={"causal": causal, "window": window or None}, seed=seed,
     )  # fmt: skip
-    loss = next_token_loss if causal else masked_token_loss
-    fit(model, lambda step: data.windows(rows, rng), lambda m, ids: loss(m, ids, data.vocab, rng), steps=steps, lr=lr)
+    loss = next_token_loss if causal else partial(masked_token_loss, mask_id=data.vocab, rng=rng)
+    fit(model, lambda step: data.windows(rows, rng), loss, steps=steps, lr=6e-3)
     return model
-
-
-def next_token_loss(model: torch.nn.Module, ids: Tensor, mask_id: int, rng: torch.Generator) -> Tensor:
-    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
 def masked_token_loss(model: torch.nn.Module, ids: Tensor, mask_id: int, rng: torch.Generator) -> Tensor:
@@ -92,7 +88,7 @@ def masked_token_loss(model: torch.nn.Module, ids: Tensor, mask_id: int, rng: to
 
 
 @torch.no_grad()
-def perplexity(model: Model, text: str, *, rows: int = 256) -> float:
+def perplexity(model: Model, text: str) -> float:
     """exp of the mean loss on validation windows, which are the same for every model."""
-    ids = source(text).windows(rows, torch.Generator().manual_seed(0), "validation")
-    return float(next_token_loss(model, ids, 0, torch.Generator()).exp())
+    ids = source(text).windows(256, torch.Generator().manual_seed(0), "validation")
+    return float(next_token_loss(model, ids).exp())

@@ -49,12 +49,12 @@ def make_paragraph(rng: np.random.Generator) -> Paragraph:
     result, mark, tense = Paragraph(), pick(rng, tuple(MARKS)), pick(rng, tuple(TIMES))
     pronoun = pick(rng, tuple(NAMES))
     start, time = result.add(mark, "mark"), result.add(TIMES[tense], "advmod")
-    add_adjectives(result, rng, most=1)
+    add_adjectives(result, rng, max_count=1)
     subject = result.add(pick(rng, NAMES[pronoun]), "nsubj")
     if rng.random() < 0.5:
-        place = result.add("from", "case"), *add_noun(result, rng)
-        result.heads[place[-1]], result.relations[place[-1]] = subject, "nmod"
-        result.heads[place[0]] = place[-1]
+        preposition, *_, noun = result.add("from", "case"), *add_noun(result, rng)
+        result.heads[noun], result.relations[noun] = subject, "nmod"
+        result.heads[preposition] = noun
     verb = add_clause(result, rng, tense, subject, time, start)
     for word in (start, time):
         result.heads[word] = verb
@@ -86,15 +86,15 @@ def add_clause(result: Paragraph, rng: np.random.Generator, tense: str, subject:
 
 def add_noun(result: Paragraph, rng: np.random.Generator) -> list[int]:
     """Adds a determiner, up to two adjectives and a noun; returns them, the noun last."""
-    words = [result.add("a", "det"), *add_adjectives(result, rng, most=2)]
+    words = [result.add("a", "det"), *add_adjectives(result, rng, max_count=2)]
     noun = result.add(pick(rng, NOUNS), "obj")
     for word in words:
         result.heads[word] = noun
     return [*words, noun]
 
 
-def add_adjectives(result: Paragraph, rng: np.random.Generator, *, most: int) -> list[int]:
+def add_adjectives(result: Paragraph, rng: np.random.Generator, *, max_count: int) -> list[int]:
     """Adds adjectives before a noun or a name that follows."""
-    count = int(rng.integers(most + 1))
+    count = int(rng.integers(max_count + 1))
     last = len(result.words) + count
     return [result.add(pick(rng, ADJECTIVES), "amod", last) for _ in range(count)]

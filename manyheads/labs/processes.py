@@ -42,17 +42,17 @@ class Job:
         return f"{self.lab.id} {self.progress}".strip()
 
 
-def run_labs(labs: Sequence[Lab], *, at: Size, seed: int, jobs: int, on_lab: OnLab) -> list[Outcome]:
+def run_labs(labs: Sequence[Lab], *, size: Size, seed: int, jobs: int, on_lab: OnLab) -> list[Outcome]:
     """The outcome of each lab, in their order. The numbers do not depend on `jobs`."""
     import_module(SLOW_IMPORT)
     outcomes = dict[int, Outcome]()
     # the longest first, so that none is left alone at the end
-    waiting = sorted(range(len(labs)), key=lambda index: labs[index].seconds[at == "full"])
+    waiting = sorted(range(len(labs)), key=lambda index: labs[index].seconds[size == "full"])
     with ending_processes() as running:
         while waiting or running:
             while waiting and len(running) < jobs:
                 index = waiting.pop()
-                running.append(start(index, labs[index], at, seed))
+                running.append(start(index, labs[index], size, seed))
             on_lab(len(outcomes), [str(job) for job in running])
             ready = wait([job.messages for job in running], timeout=1.0)
             for job in [job for job in running if job.messages in ready]:
@@ -76,15 +76,15 @@ def ending_processes() -> Iterator[list[Job]]:
             job.process.join()
 
 
-def start(index: int, lab: Lab, at: Size, seed: int) -> Job:
+def start(index: int, lab: Lab, size: Size, seed: int) -> Job:
     messages, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=run_and_send, args=(sender, lab, at, seed), daemon=True)
+    process = FORK.Process(target=run_and_send, args=(sender, lab, size, seed), daemon=True)
     process.start()
     sender.close()  # so that the end of the process is the end of its messages
     return Job(index, lab, process, messages)
 
 
-def run_and_send(sender: Connection, lab: Lab, at: Size, seed: int) -> None:
+def run_and_send(sender: Connection, lab: Lab, size: Size, seed: int) -> None:
     """In a process: sends progress as texts, and then what it found or the error that it raised."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends this process
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -97,7 +97,7 @@ def run_and_send(sender: Connection, lab: Lab, at: Size, seed: int) -> None:
             sender.send(f"{done:,}/{total:,}")
 
     try:
-        run = run_lab(lab, at=at, seed=seed, progress=send_progress)
+        run = run_lab(lab, size=size, seed=seed, progress=send_progress)
         sender.send(dataclasses.replace(run, lab=lab.id))  # type: ignore[arg-type]
     except Exception as error:
         sender.send(LabError(lab.id, describe_error(error)))  # type: ignore[arg-type]

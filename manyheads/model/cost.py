@@ -77,6 +77,11 @@ def size(spec: ModelSpec, *, batch: int = 1, length: int = 128, source_length: i
     )
 
 
+def count_parameters(module: nn.Module) -> int:
+    """The number of parameters of a module; a shared one counts once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 def count_multiply_adds(model: Model, inputs: Inputs, source: Inputs | None) -> tuple[Counter[str], Any]:
     """The multiply–adds of each module in a forward pass on the meta device, and the decoding state after it."""
     with torch.device("meta"), torch.no_grad(), MultiplyAdds(model.eval()) as multiply_adds:

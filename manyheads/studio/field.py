@@ -11,6 +11,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import InputLengthError, UnsupportedError, UsageError
 from manyheads.inspect.measure import pointer_field, pointer_tree, receptive_fields, visible_field
 from manyheads.inspect.probe import check_single_stack, layer_names
+from manyheads.model.cost import count_parameters
 from manyheads.model.recording import Tape, record
 from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Argmax
@@ -117,7 +118,7 @@ def argmax_heads(tape: Tape) -> int | None:
 
 def check_work(model: Transformer, length: int) -> None:
     """Raises before a measurement that would take too long: it is quadratic in the length."""
-    per_token = 2 * sum(parameter.numel() for parameter in model.last.layers.parameters())
+    per_token = 2 * count_parameters(model.last.layers)
     limit = min(MAX_TOKENS, int((MAX_FLOPS / (per_token * (REPLACEMENTS + 1))) ** 0.5))
     if length > limit:
         raise InputLengthError(f"the text has {length:,} tokens; for this model the page measures up to {limit:,}")

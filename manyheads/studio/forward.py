@@ -72,7 +72,7 @@ class ForwardRequest:
 def encode_text(checkpoint: Checkpoint, text: str, *, add_special_tokens: bool = True) -> Text:
     """The tokens of a text; without a tokenizer, the text is ids as numbers."""
     if checkpoint.tokenizer is None:
-        return text_of_numbers(checkpoint, parse_row(text))
+        return text_of_numbers(parse_row(text))
     if add_special_tokens:
         encoding = checkpoint.encode([text])[0]
     else:
@@ -98,7 +98,7 @@ def number_words(words: Sequence[int | None]) -> list[int]:
 def text_of_ids(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
     """The tokens of ids, with words as their names begin: with Ġ, ▁ or a space, or not with ##."""
     if checkpoint.tokenizer is None:
-        return text_of_numbers(checkpoint, ids)
+        return text_of_numbers(ids)
     special_ids = all_special_ids(checkpoint.tokenizer)
     names = [str(checkpoint.tokenizer.id_to_token(token)) for token in ids]
     special = [token in special_ids for token in ids]
@@ -113,7 +113,7 @@ def text_of_ids(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
     return Text(tokens, list(ids), special, words)
 
 
-def text_of_numbers(checkpoint: Checkpoint, ids: Sequence[int]) -> Text:
+def text_of_numbers(ids: Sequence[int]) -> Text:
     return Text([str(token) for token in ids], list(ids), [False] * len(ids), list(range(len(ids))))
 
 

@@ -19,7 +19,7 @@ from manyheads.inspect.drawing import draw_model
 from manyheads.inspect.svg import style
 from manyheads.inspect.swaps import steps, swaps, to_text
 from manyheads.model.builder import build_meta
-from manyheads.model.cost import part_of
+from manyheads.model.cost import count_parameters, part_of
 from manyheads.model.spec import ModelSpec, override_model, read_model
 from manyheads.presets import names, preset, read_about
 from manyheads.spec import Part, Spec, Tree, quote, to_toml, to_tree
@@ -135,7 +135,7 @@ def preset_spec(name: str) -> ModelSpec:
 
 @lru_cache(64)
 def parameters_of(spec: ModelSpec) -> int:
-    return sum(parameter.numel() for parameter in build_meta(spec).parameters())
+    return count_parameters(build_meta(spec))
 
 
 @lru_cache(64)

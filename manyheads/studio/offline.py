@@ -159,7 +159,7 @@ IMPORT = re.compile(r'^import (?:\{(?P<names>[^}]*)\}|\* as (?P<whole>\w+)) from
 EXPORT = re.compile(r"^export (?P<what>(?:async )?function|const|class) (?P<name>\w+)", re.M)
 
 
-def bundle(name: str = "main.js") -> str:
+def bundle() -> str:
     """The modules of the page as one script: a module becomes a function that returns its exports."""
     parts: dict[str, str] = {}
 
@@ -171,10 +171,10 @@ def bundle(name: str = "main.js") -> str:
             visit(match["file"])
         exports = ", ".join(match["name"] for match in EXPORT.finditer(source))
         body = EXPORT.sub(r"\g<what> \g<name>", IMPORT.sub(as_constant, source))
-        function = "async () =>" if file == name else "() =>"  # only the first module waits
+        function = "async () =>" if file == "main.js" else "() =>"  # only the first module waits
         parts[file] = f"const {identifier(file)} = ({function} {{\n{body}\nreturn {{ {exports} }};\n}})();\n"
 
-    visit(name)
+    visit("main.js")
     return f'"use strict";\n{"".join(parts.values())}'
 
 

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from manyheads.data.attention_targets import targets_from_arcs
 from manyheads.data.tokenizer import TokenizerSpec
-from manyheads.inspect.measure import pointer_field, receptive_field
-from manyheads.model.builder import build
-from manyheads.model.recording import record
-from manyheads.model.spec import read_model
-from manyheads.parts.core import DotSpec, check_rows
-from manyheads.parts.mask import Mask
-from manyheads.parts.position import Positions
+from manyheads.labs.chapters.attention_matrices import ALIGNMENT
+from manyheads.labs.chapters.attention_pointers import receptive_field, tree_pointers
+from manyheads.labs.chapters.masks import PRINTED
+from manyheads.labs.plain import attention_weights
+from manyheads.parts.core import check_rows
 from manyheads.spec import Tree
 
 ORDER = ("the man chased the dog", "the dog chased the man")
 PREFER = "I prefer the morning flight"
 HEADS, RELATIONS = (1, -1, 4, 4, 1), ("nsubj", "root", "det", "nmod", "dobj")
-PRINTED = ((0.91, 0.04, 0.05), (0.03, 0.74, 0.23), (0.01, 0.41, 0.58))  # attention weights before any mask
 PARSES = (  # title, toward, relation
     ("each word to its head", "head", None),
     ("only “prefer” has a direct object", "dependents", "dobj"),
 )
-ALIGNED = ((0.91, 0.04, 0.05), (0.03, 0.10, 0.87), (0.09, 0.88, 0.03))
 
 
 def attend(scores: Tensor, *, causal: bool = False) -> Tensor:
-    """Weights of the library's core and mask for given scores, L×M: queries are the scores, keys are unit vectors."""
-    queries, keys = scores.shape
-    mask = Mask(queries, keys, scores.device, causal=causal)
-    positions = Positions(torch.arange(queries)[None], torch.arange(keys)[None])
-    core = DotSpec(scale=1.0).build(1, keys, keys)
-    return core.weights(scores[None, None], torch.eye(keys)[None, None], mask=mask, positions=positions)[0, 0]
+    """The weights for given scores: the queries are the scores, and the keys are unit vectors."""
+    return attention_weights(scores, torch.eye(scores.shape[1]), causal=causal)
 
 
 def table(title: str, rows: str, columns: str, values: Tensor, *, mark: bool = False) -> Tree:
@@ -83,7 +74,7 @@ def mask_tables() -> list[Tree]:
 
 
 def alignment_tables() -> list[Tree]:
-    weights = attend(torch.tensor(ALIGNED).log())
+    weights = attend(torch.tensor(ALIGNMENT).log())
     check_rows(weights)
     return [
         table("each target word, and where it looks", "kediler fareleri kovalar", "cats chase mice", weights, mark=True)
@@ -115,29 +106,4 @@ def pointer_tables() -> list[Tree]:
 @cache
 def pointer_size(heads: int, layers: int) -> int:
     length = (heads + 1) ** layers + 2  # two more than they can reach
-    model = pointer_model(heads, layers, length)
-    ids = [0] * length
-    field = receptive_field(model, ids, length - 1, replacements=[1])
-    with torch.no_grad(), record(model) as tape:
-        model(torch.tensor([ids]))
-    assert field == pointer_field(tape, length - 1)
-    return len(field)
-
-
-def pointer_model(heads: int, layers: int, length: int) -> Any:
-    """Causal argmax layers whose pointers are set by relative biases, so that no token can move them."""
-    stack = {
-        "layers": layers, "width": 4 * heads, "attention": {"heads": heads}, "core": "argmax", "mask": {"causal": True},
-        "position": {"kind": "relative", "length": length}, "feedforward": "none", "norm": "none", "residual": "pre",
-    }  # fmt: skip
-    model: Any = build(read_model({"vocab": 3, "decoder": stack, "head": "none"}), seed=1, dtype=torch.float64).eval()
-    layer: Any
-    with torch.no_grad():
-        for number, layer in enumerate(model.decoder.layers):
-            for projection in (layer.attention.query, layer.attention.key):
-                projection.weight.zero_()
-                projection.bias.zero_()
-            bias = layer.position.table.weight.zero_()
-            for head in range(heads):
-                bias[length - 1 - (head + 1) * (heads + 1) ** number, head] = 9.0
-    return model
+    return len(receptive_field(tree_pointers(heads, layers), length))

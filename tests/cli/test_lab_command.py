@@ -14,7 +14,7 @@ from command import error_of, run, run_json, started
 
 from manyheads.cli.lab import read_flags
 from manyheads.labs.lab import all_labs
-from manyheads.labs.views.explain import next_commands, opposite_command
+from manyheads.labs.views.explain import counterexample_command, next_commands
 
 OWN_LABS = '''
 import os
@@ -28,7 +28,7 @@ from manyheads.labs.finding import Finding, at_least, equals
 from manyheads.labs.lab import lab, no_progress
 
 
-@lab("mine", seconds=(0.1, 9.0), full={"count": 50}, opposite={"bound": 2.0}, try_next=("--count 7",))
+@lab("mine", seconds=(0.1, 9.0), full={"count": 50}, counterexample={"bound": 2.0}, try_next=("--count 7",))
 def drawn_numbers(
     *,
     count: Annotated[int, "how many numbers"] = 5,
@@ -147,7 +147,7 @@ def test_flags_and_sizes_set_parameters(own):
     assert parameters("--upper=false") == {"count": 5, "bound": 0.0, "upper": False}
 
 
-def test_the_opposite_has_exit_status_1(own):
+def test_the_counterexample_has_exit_status_1(own):
     done = run("lab", "run", "drawn-numbers", "--bound", "2", *own, check=1)
     assert "✗ fails" in done.stdout
     assert run_json("lab", "run", "drawn-numbers", "--bound", "2", *own, check=1)["labs"][0]["verdict"] == "fails"
@@ -277,7 +277,7 @@ def test_a_notebook_runs(own, tmp_path):
 @pytest.mark.parametrize("name", all_labs())
 def test_the_commands_that_a_lab_suggests_have_flags_that_it_takes(name):
     lab = all_labs()[name]
-    for command in (*next_commands(lab), opposite_command(lab)):
+    for command in (*next_commands(lab), counterexample_command(lab)):
         _, _, _, lab_id, *flags = shlex.split(re.sub(" --seed [0-9]+", "", command))
         assert lab_id == name
         read_flags([lab], flags)  # raises for a flag or a value that the lab does not take

@@ -15,7 +15,7 @@ from raising import raises
 import manyheads
 from manyheads import Checkpoint
 from manyheads.generate.loops import Loop, find_repetition
-from manyheads.labs.loops import find_loop, ngram_successor
+from manyheads.labs.chapters.temperature_loops import find_loop, ngram_successor
 
 
 def first_repeat(next_state, start):

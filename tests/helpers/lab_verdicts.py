@@ -1,4 +1,4 @@
-"""Runs a lab at its smallest size, as it is and with its opposite planted."""
+"""Runs a lab at its smallest size, as it is and with its counterexample."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ def labs_of(*chapters):
 
 
 def check_both_ways(name):
-    """The claim holds, perhaps with a correction, and fails if its opposite is planted."""
+    """The claim holds, perhaps with a correction, and fails with its counterexample."""
     lab = all_labs()[name]
-    finding = run_lab(lab, at="smallest").finding
+    finding = run_lab(lab, size="smallest").finding
     assert finding.verdict == ("holds with a correction" if finding.correction else "holds"), finding.checks
-    assert lab.opposite, "a lab says which parameters make its claim false"
-    planted = run_lab(lab, at="smallest", **lab.opposite).finding
-    assert planted.verdict == "fails", planted.checks
+    assert lab.counterexample, "a lab says which parameters make its claim false"
+    counterexample = run_lab(lab, size="smallest", **lab.counterexample).finding
+    assert counterexample.verdict == "fails", counterexample.checks

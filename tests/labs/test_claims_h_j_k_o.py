@@ -22,7 +22,7 @@ from trivial_losses import mean_of, unigram_entropy
 
 from manyheads import Checkpoint, Inputs, read_model
 from manyheads.data.builtin import BiographiesSpec, functions_of, stdlib
-from manyheads.labs.loops import find_loop, ngram_successor
+from manyheads.labs.chapters.temperature_loops import find_loop, ngram_successor
 from manyheads.model.recording import RecordedAttention
 from manyheads.parts.core import DotSpec
 from manyheads.parts.mask import MaskSpec

@@ -1,4 +1,4 @@
-"""The labs of the chapter on knowledge: each holds, and fails with its opposite; and people from files."""
+"""The labs of the chapter on knowledge: each holds, and fails with its counterexample; and people from files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from manyheads.labs.knowledge.people import generate_people, read_people
 
 
 @pytest.mark.parametrize("name", labs_of("knowledge"))
-def test_the_claim_holds_and_its_opposite_fails(name):
+def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)
 
 

@@ -1,4 +1,4 @@
-"""The labs of the chapter on loss shaping: each holds, and fails with its opposite; gold links of generated paragraphs."""
+"""The labs of the chapter on loss shaping: each holds, and fails with its counterexample; gold links of generated paragraphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from manyheads.labs.paragraphs import MARKS, NAMES, TIMES, make_paragraph
 
 
 @pytest.mark.parametrize("name", labs_of("shaping"))
-def test_the_claim_holds_and_its_opposite_fails(name):
+def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)
 
 

@@ -1,4 +1,4 @@
-"""The labs of the chapter on temperature: each holds, and fails with its opposite."""
+"""The labs of the chapter on temperature: each holds, and fails with its counterexample."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from lab_verdicts import check_both_ways, labs_of
 
 
 @pytest.mark.parametrize("name", labs_of("temperature"))
-def test_the_claim_holds_and_its_opposite_fails(name):
+def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)

@@ -42,7 +42,7 @@ def test_formulas_have_subscripts_and_code_is_left_alone(text, html):
 
 def test_the_check_that_decides_is_the_one_that_fails_then_the_one_that_is_open_then_a_number():
     number, word, wrong = at_most("a", 1.0, 2.0), is_true("b", True), equals("c", 1, 2)
-    undecided = at_most("d", 1.0, 2.0, decided=False)
+    undecided = Check("d", "not measured", "≤ 2")
     assert deciding_check(Finding((reported("x", 1), word, number))) is number
     assert deciding_check(Finding((number, undecided))) is undecided
     assert deciding_check(Finding((number, undecided, wrong))) is wrong
@@ -72,7 +72,7 @@ def test_a_value_that_json_lacks_is_text():
 def test_the_verdict_of_a_claim_is_the_worst_of_its_labs():
     lab = all_labs()["copying"]
     row = read_claims().rows[lab.rows[0]]
-    good, bad = run_lab(lab), run_lab(lab, **lab.opposite)
+    good, bad = run_lab(lab), run_lab(lab, **lab.counterexample)
     assert claim_tree(row)["verdict"] is None
     assert claim_tree(row, [good])["verdict"] == "holds"
     assert claim_tree(row, [good, bad])["verdict"] == "fails"

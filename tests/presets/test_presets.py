@@ -225,3 +225,11 @@ def test_n2_a_preset_has_the_position_scheme_of_its_family_and_names_its_source(
         ("rope", ROTATED[name]) if name in ROTATED else ("learned", None)
     )
     assert presets.read_about(name)["source"]
+
+
+def test_n4_the_documentation_says_that_closed_models_cannot_be_loaded():
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    (line,) = [block for block in text.replace("\n  ", " ").splitlines() if block.startswith("- Closed models")]
+    assert all(name in line for name in ("ChatGPT", "Claude", "Gemini", "GPT-4"))
+    assert "no preset for them and nothing to load" in line
+    assert not {"chatgpt", "claude", "gemini", "gpt-4"} & set(presets.names())

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from manyheads.labs.figures import Heatmap, Lines
+from manyheads.labs.figures import Heatmap, Lines, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.lab import check_choice, lab
 from manyheads.labs.plain import attend, attention_weights, head_context, plain_core
@@ -30,14 +30,13 @@ def grow(strength: float) -> list[float]:
 # ------------------------------------------------------------------------------------- a distribution, and a mean
 
 
-@lab("attention", rows=("A1",), seconds=(0.1, 0.1), opposite={"normalized": False}, try_next=("--keys 2", "--size 1"))
+@lab("attention", rows=("A1",), counterexample={"normalized": False}, try_next=("--keys 2", "--dim 1"))
 def distribution(
     *,
     keys: Annotated[int, "number of keys"] = 6,
-    size: Annotated[int, "size of the vectors"] = 8,
+    dim: Annotated[int, "size of the vectors"] = 8,
     queries: Annotated[int, "number of queries"] = 100,
     normalized: Annotated[bool, "whether the weights are divided by their sum"] = True,
-    seed: int = 0,
 ) -> Finding:
     """Attention is a distribution over the keys, and the mean of the values under it.
 
@@ -45,7 +44,7 @@ def distribution(
     exp(q·k_j). The output Σ_i α_i v_i is a mean, so it cannot leave the values: each of its coordinates lies between
     the smallest and the largest of that coordinate among the values.
     """
-    q, k, v = (torch.randn(n, size, dtype=torch.float64) for n in (queries, keys, keys))
+    q, k, v = (torch.randn(n, dim, dtype=torch.float64) for n in (queries, keys, keys))
     weights = attention_weights(q, k) if normalized else (q @ k.T).exp()
     output = weights @ v
     outside = torch.maximum(v.amin(0) - output, output - v.amax(0)).clamp(min=0)
@@ -58,20 +57,19 @@ def distribution(
             at_most("farthest that a coordinate is outside of the values", outside.max(), FLOAT64),
         ),
         (
-            Heatmap("Weights of five queries", weights[:5].tolist(), row_axis="query", column_axis="key"),
+            heatmap("Weights of five queries", weights[:5]),
             Lines("The output lies between the values", "coordinate", "", curves),
         ),
     )
 
 
-@lab("attention", rows=("A2",), errata=("E8",), seconds=(1, 1), smallest={"largest": 64}, opposite={"scaled": False},
-     try_next=("--largest 4096", "--vectors 100"))  # fmt: skip
+@lab("attention", rows=("A2",), errata=("E8",), seconds=(1, 1), smallest={"largest": 64},
+     counterexample={"scaled": False}, try_next=("--largest 4096", "--vectors 100"))  # fmt: skip
 def scaled_scores(
     *,
     largest: Annotated[int, "largest size of a head; smaller ones are a fourth of it, down to 16"] = 1024,
     vectors: Annotated[int, "number of queries, and of keys"] = 2000,
     scaled: Annotated[bool, "whether the scores are divided by the root of the size"] = True,
-    seed: int = 0,
 ) -> Finding:
     """Divided by √d, scores have variance one at every size d.
 
@@ -102,13 +100,11 @@ def scaled_scores(
 # ------------------------------------------------------------------------------------------- one key, several keys
 
 
-@lab("attention", rows=("A4",), seconds=(0.1, 0.1), opposite={"strength": 1.0},
-     try_next=("--strength 5", "--keys 100"))  # fmt: skip
+@lab("attention", rows=("A4",), counterexample={"strength": 1.0}, try_next=("--strength 5", "--keys 100"))
 def copying(
     *,
     strength: Annotated[float, "length of the query"] = 20.0,
     keys: Annotated[int, "number of keys"] = 7,
-    seed: int = 0,
 ) -> Finding:
     """A query along one key copies the value of that key.
 
@@ -138,14 +134,12 @@ def copying(
     )
 
 
-@lab("attention", rows=("A5", "A6"), seconds=(0.1, 0.1), opposite={"strength": 1.0},
-     try_next=("--chosen 5", "--strength 3"))  # fmt: skip
+@lab("attention", rows=("A5", "A6"), counterexample={"strength": 1.0}, try_next=("--chosen 5", "--strength 3"))
 def averaging(
     *,
     strength: Annotated[float, "s, the factor of the query"] = 20.0,
     keys: Annotated[int, "number of keys"] = 10,
     chosen: Annotated[int, "how many values to average"] = 2,
-    seed: int = 0,
 ) -> Finding:
     """A query along the sum of some keys averages their values.
 
@@ -197,15 +191,15 @@ def attend_draws(queries: list[Tensor], keys: Tensor, values: Tensor) -> Tensor:
     return torch.stack(heads).mean(0)[:, 0, 0]
 
 
-def histogram(places: Tensor, bins: int = 21) -> list[tuple[float, float]]:
+def histogram(fractions: Tensor, bins: int = 21) -> list[tuple[float, float]]:
     """The share of draws in each bin from −0.025 to 1.025."""
     width = 1.05 / bins
-    counts = torch.histc(places.clamp(-0.025, 1.025), bins, -0.025, 1.025) / len(places)
+    counts = torch.histc(fractions.clamp(-0.025, 1.025), bins, -0.025, 1.025) / len(fractions)
     return [(-0.025 + (i + 0.5) * width, float(share)) for i, share in enumerate(counts)]
 
 
 @lab("attention", rows=("A7", "A8", "A9"), errata=("E8",), seconds=(0.3, 3), smallest={"draws": 4000},
-     full={"draws": 200_000}, opposite={"heads": 1}, try_next=("--variance 0.01", "--strength 10"))  # fmt: skip
+     full={"draws": 200_000}, counterexample={"heads": 1}, try_next=("--variance 0.01", "--strength 10"))  # fmt: skip
 def noisy_key_norms(
     *,
     heads: Annotated[int, "2: a query for each value; 1: one query for both"] = 2,
@@ -213,7 +207,6 @@ def noisy_key_norms(
     strength: Annotated[float, "s, the factor of the queries"] = 40.0,
     keys: Annotated[int, "number of keys"] = 10,
     draws: Annotated[int, "how often the keys are drawn"] = 20_000,
-    seed: int = 0,
 ) -> Finding:
     """If the length of one key varies, one head no longer averages two values, and two heads still do.
 
@@ -246,7 +239,7 @@ def noisy_key_norms(
             at_most(f"{name}: median distance", errors.median(), 1e-6),
             at_most(f"{name}: 95th percentile of the distance", errors.quantile(0.95), 1e-2),
         ),
-        (Lines("Where the output lies between v_a (0) and v_b (1)", "place", "share of draws", curves),),
+        (Lines("Where the output lies between v_a (0) and v_b (1)", "position", "share of draws", curves),),
         correction="The answers in the document are vague: the output of one head swings between v_a and v_b, and that "
         "of two heads stays at their mean.",
     )
@@ -255,12 +248,11 @@ def noisy_key_norms(
 # ---------------------------------------------------------------------------------------- what a score is made of
 
 
-@lab("attention", rows=("A20",), seconds=(0.1, 0.1), opposite={"own": True}, try_next=("--heads 8", "--heads 8 --own"))
+@lab("attention", rows=("A20",), counterexample={"own": True}, try_next=("--heads 8", "--heads 8 --own"))
 def naive_heads(
     *,
     heads: Annotated[int, "number of heads"] = 4,
     own: Annotated[bool, "whether each head has matrices of its own"] = False,
-    seed: int = 0,
 ) -> Finding:
     """Heads that compare tokens by the plain inner product are all the same head.
 
@@ -278,13 +270,12 @@ def naive_heads(
     )
 
 
-@lab("attention", rows=("A21",), errata=("E4",), seconds=(0.1, 0.1), opposite={"normalized": False},
+@lab("attention", rows=("A21",), errata=("E4",), counterexample={"normalized": False},
      try_next=("--strength 0", "--strength 10"))  # fmt: skip
 def bias_as_factor(
     *,
     strength: Annotated[float, "standard deviation of the biases"] = 1.0,
     normalized: Annotated[bool, "whether the products are divided by their sum"] = True,
-    seed: int = 0,
 ) -> Finding:
     """A bias that is added to a score multiplies the weight by e^π, before the normalisation.
 

@@ -13,27 +13,25 @@ from manyheads.inspect.notebook import attention_table
 from manyheads.labs.chapters.attention import FLOAT64, orthonormal
 from manyheads.labs.figures import Heatmap, Lines, Table
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true
-from manyheads.labs.fitting import small_model
+from manyheads.labs.fitting import count_calls, small_model
 from manyheads.labs.lab import OnProgress, check_choice, lab, no_progress
 from manyheads.labs.plain import attend, attention_weights, head_context, plain_core
 from manyheads.model.builder import build
 from manyheads.model.cache import NoCache
 from manyheads.model.spec import read_model
 from manyheads.parts.attention import Attention, AttentionContext, HeadsSpec
-from manyheads.parts.core import Core, DotSpec, MergedQKSpec, check_rows, inverse_root
+from manyheads.parts.core import DotSpec, MergedQKSpec, check_rows, inverse_root
 from manyheads.parts.position import AttentionPosition
-from manyheads.parts.recurrent import Cell
 
 
-@lab("attention", rows=("A3", "P8"), seconds=(0.1, 0.1), opposite={"transpose": "T"},
-     try_next=("--batch 5 --length 4 --size 3", "--transpose T --batch 5"))  # fmt: skip
+@lab("attention", rows=("A3", "P8"), counterexample={"transpose": "T"},
+     try_next=("--batch 5 --length 4 --dim 3", "--transpose T --batch 5"))  # fmt: skip
 def batched_shapes(
     *,
     transpose: Annotated[str, "mT swaps the last two axes; T reverses all axes, as Tensor.T does"] = "mT",
     batch: Annotated[int, "b, the number of sentences"] = 4,
     length: Annotated[int, "l, the number of tokens"] = 4,
-    size: Annotated[int, "d, the size of a vector"] = 4,
-    seed: int = 0,
+    dim: Annotated[int, "d, the size of a vector"] = 4,
 ) -> Finding:
     """A batch of scores is (b, l, d)·(b, d, l) → (b, l, l): the last two axes are swapped, and never the batch.
 
@@ -42,46 +40,35 @@ def batched_shapes(
     mixes the sentences of the batch. The softmax is over the keys, the last axis.
     """
     check_choice("transpose", transpose, ("mT", "T"))
-    x = torch.randn(batch, length, size)
+    x = torch.randn(batch, length, dim)
     changed = torch.cat((x[:-1], x[-1:] + 1))  # the last sentence
     axes = (2, 1, 0) if transpose == "T" else (0, 2, 1)
-    core = DotSpec().build(1, size, size)
+    core = DotSpec().build(1, dim, dim)
     mask, positions = head_context(x[0], x[0], False)
     expected = core.weights(x[:, None], x[:, None], mask=mask, positions=positions)[:, 0]
     try:
         scores, other = (y @ y.permute(axes) for y in (x, changed))
     except RuntimeError:  # of torch, if the shapes do not fit
         scores = other = torch.full((1, 1, 1), math.nan)
-    weights = torch.softmax(scores / size**0.5, dim=-1)
-    steps, rnn_steps = sequential_steps(length)
+    weights = torch.softmax(scores / dim**0.5, dim=-1)
+    ids = torch.zeros(batch, length, dtype=torch.long)
+    recurrent = build(read_model({"vocab": 16, "recurrent": {"width": 8, "source": False}}))
+    calls = count_calls(small_model(layers=1), "decoder.layers.0.attention.core", ids)
     return Finding(
         (
             equals("shape of the scores", shape(scores), shape(expected)),
             is_true("changing the last sentence leaves the scores of the first as they are", scores[0].equal(other[0])),
             is_true("the weights are those of the package", torch.allclose(weights, expected, atol=1e-5)),
-            is_true("the package refuses keys with swapped axes, by their shapes", refuses_wrong_axes(length, size)),
-            equals("calls of attention for the batch", steps, 1),
-            equals("calls of a recurrent cell for the batch", rnn_steps, length),
+            is_true("the package refuses keys with swapped axes, by their shapes", refuses_wrong_axes(length, dim)),
+            equals("calls of attention for the batch", calls, 1),
+            equals("calls of a recurrent cell for the batch", count_calls(recurrent, "cells.0", ids), length),
         ),
-        (shape_table(batch, length, size),),
+        (shape_table(batch, length, dim),),
     )
 
 
 def shape(x: Tensor) -> str:
     return str(tuple(x.shape))
-
-
-def sequential_steps(length: int) -> tuple[int, int]:
-    """How often one layer of attention and one recurrent cell are called for a batch, one call after another."""
-    ids, calls = torch.zeros(2, length, dtype=torch.long), [0, 0]
-    attention = small_model(layers=1)
-    recurrent = build(read_model({"vocab": 16, "recurrent": {"width": 8, "source": False}}))
-    for number, (model, kind) in enumerate(((attention, Core), (recurrent, Cell))):
-        for module in model.modules():
-            if isinstance(module, kind):
-                module.register_forward_hook(lambda *_, number=number: calls.__setitem__(number, calls[number] + 1))
-        model(ids)
-    return calls[0], calls[1]
 
 
 def refuses_wrong_axes(length: int, size: int) -> bool:
@@ -111,13 +98,12 @@ ALIGNMENT = [[0.91, 0.04, 0.05], [0.03, 0.10, 0.87], [0.09, 0.88, 0.03]]  # as t
 TURKISH, ENGLISH = ("kediler", "fareleri", "kovalar"), ("cats", "chase", "mice")
 
 
-@lab("attention", rows=("A12", "A13", "P12"), seconds=(0.1, 0.1), opposite={"memory": "another"},
+@lab("attention", rows=("A12", "A13", "P12"), counterexample={"memory": "another"},
      try_next=("--length 1", "--length 100"))  # fmt: skip
 def one_or_two_sequences(
     *,
     memory: Annotated[str, "itself or another: the sequence that attention reads"] = "itself",
     length: Annotated[int, "number of tokens"] = 5,
-    seed: int = 0,
 ) -> Finding:
     """Attention is a matrix between two sequences; self-attention is the same operation with one sequence twice.
 
@@ -191,7 +177,7 @@ def descend(x: Tensor, targets: Tensor, starts: int, steps: int, progress: OnPro
 
 
 @lab("attention", rows=("A10", "A11", "P12"), seconds=(2, 9), smallest={"steps": 800},
-     full={"steps": 5000, "starts": 200}, opposite={"projected": False},
+     full={"steps": 5000, "starts": 200}, counterexample={"projected": False},
      try_next=("--beta 2", "--steps 100"))  # fmt: skip
 def query_key_value(
     *,
@@ -199,7 +185,6 @@ def query_key_value(
     beta: Annotated[float, "β, the length of the vectors"] = 10.0,
     steps: Annotated[int, "steps of gradient descent"] = 1500,
     starts: Annotated[int, "random starts of gradient descent"] = 20,
-    seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
     """With queries, keys and values of its own, a token can find another by one part and copy another part of it.
@@ -295,14 +280,13 @@ def train_merged(merged: Attention, steps: int = 30) -> None:
         optimizer.step()
 
 
-@lab("attention", rows=("A17", "A18", "A19"), errata=("E2",), seconds=(0.3, 0.3), opposite={"scaled": False},
+@lab("attention", rows=("A17", "A18", "A19"), errata=("E2",), counterexample={"scaled": False},
      try_next=("--heads 2", "--width 64 --heads 8"))  # fmt: skip
 def one_matrix_for_query_and_key(
     *,
     width: Annotated[int, "J, the width of x"] = 24,
     heads: Annotated[int, "K, the number of heads, of size I = J / K"] = 4,
     scaled: Annotated[bool, "whether the merged matrix includes 1/√I"] = True,
-    seed: int = 0,
 ) -> Finding:
     """One J × J matrix per head can replace the matrices of query and key; it has J² parameters instead of 2IJ.
 

@@ -6,11 +6,11 @@ import itertools
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from manyheads.inspect.measure import receptive_field
+from manyheads.inspect import measure
 from manyheads.labs.chapters.attention import orthonormal
-from manyheads.labs.figures import Heatmap, Table
+from manyheads.labs.figures import Heatmap, Table, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import OnProgress, check_choice, lab, no_progress
@@ -55,11 +55,11 @@ def reached_positions(pointers: Pointers, position: int) -> list[set[int]]:
     return levels
 
 
-def measured_field(pointers: Pointers, length: int, core: str = "argmax") -> set[int]:
+def receptive_field(pointers: Pointers, length: int, core: str = "argmax") -> set[int]:
     """By perturbation: the input positions whose change alters the last output; without a layer, its own."""
     if not pointers:
         return {length - 1}
-    return receptive_field(pointing_model(pointers, length, core), [0] * length, length - 1, replacements=[1])
+    return measure.receptive_field(pointing_model(pointers, length, core), [0] * length, length - 1, replacements=[1])
 
 
 def learn_pointer(core: Core, steps: int = 100) -> float:
@@ -74,12 +74,11 @@ def learn_pointer(core: Core, steps: int = 100) -> float:
     return float((attend(query, k, v, core)[0] - v[2]).norm().detach())
 
 
-@lab("attention", rows=("A14",), seconds=(0.2, 0.2), opposite={"core": "dot"}, try_next=("--steps 3", "--seed 1"))
+@lab("attention", rows=("A14",), counterexample={"core": "dot"}, try_next=("--steps 3", "--seed 1"))
 def hard_attention(
     *,
     core: Annotated[str, "argmax or dot: what makes weights from scores"] = "argmax",
     steps: Annotated[int, "steps of gradient descent"] = 100,
-    seed: int = 0,
 ) -> Finding:
     """Argmax attention gives all weight to one key, and can still be trained.
 
@@ -101,61 +100,56 @@ def hard_attention(
             is_true("of equal scores, the first key is taken", bool((ties[:, 0] == 1).all())),
             at_most("distance from the value to point at, after training", learn_pointer(head, steps), 1e-10),
         ),
-        (Heatmap("Weights under a causal mask", hatch(weights, visible), row_axis="query", column_axis="key"),),
+        (heatmap("Weights under a causal mask", weights, visible=visible),),
     )
 
 
-def hatch(values: Tensor, visible: Tensor) -> list[list[float | None]]:
-    """The cells of a heatmap, with None where the mask hides a key."""
-    return [
-        [value if seen else None for value, seen in zip(row, mask, strict=True)]
-        for row, mask in zip(values.tolist(), visible.tolist(), strict=True)
-    ]
-
-
-@lab("attention", rows=("A15", "A16", "P12"), errata=("E6",), seconds=(3, 8), smallest={"most": 2, "draws": 6},
-     full={"draws": 200}, opposite={"core": "dot"}, try_next=("--most 4", "--draws 100"))  # fmt: skip
+@lab("attention", rows=("A15", "A16", "P12"), errata=("E6",), seconds=(3, 8), smallest={"max_count": 2, "draws": 6},
+     full={"draws": 200}, counterexample={"core": "dot"}, try_next=("--max-count 4", "--draws 100"))  # fmt: skip
 def receptive_field_of_pointers(
     *,
-    most: Annotated[int, "largest number of heads, and of layers"] = 3,
+    max_count: Annotated[int, "largest number of heads, and of layers"] = 3,
     draws: Annotated[int, "models with random pointers"] = 20,
     core: Annotated[str, "argmax or dot: what makes weights from scores"] = "argmax",
-    seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
     """With argmax attention, an output of n layers with k heads depends on at most (k + 1)ⁿ inputs.
 
     A token reads itself, through the residual connection, and one token per head: k + 1 tokens of the layer below, each
     of which reads k + 1 again. Every token is changed in turn, and the receptive field is the set of those that change
-    the output. If head h of layer l points h·(k + 1)ˡ back, no two paths meet, and the field has (k + 1)ⁿ tokens.
+    the output. If head h of layer l points h·(k + 1)ˡ back, no two paths meet, and it has (k + 1)ⁿ tokens.
     Pointers that meet give fewer, and a text has no more than its t + 1 tokens up to the output.
     """
     check_choice("core", core, ("argmax", "dot"))
     rows, exact, alike = list[tuple[float, ...]](), 0, 0
-    cases = list(itertools.product(range(1, most + 1), repeat=2))
+    cases = list(itertools.product(range(1, max_count + 1), repeat=2))
     for number, (k, n) in enumerate(cases):
         size = (k + 1) ** n
-        field = len(measured_field(tree_pointers(k, n), size, core))
-        longer = len(measured_field(tree_pointers(k, n), 2 * size, core))  # with as many tokens that it must not reach
+        reached = len(receptive_field(tree_pointers(k, n), size, core))
+        longer = len(receptive_field(tree_pointers(k, n), 2 * size, core))  # with as many tokens that it must not reach
         rows.append((k, n, size, longer))
-        exact += field == longer == size
+        exact += reached == longer == size
         progress("heads and layers", number + 1, len(cases))
-    sizes, length = list[tuple[int, int]](), 3 * most + 3
+    sizes, length = list[tuple[int, int]](), 3 * max_count + 3
     for number in range(draws):
-        k, n = (int(i) for i in torch.randint(1, most + 1, (2,)))
+        k, n = (int(i) for i in torch.randint(1, max_count + 1, (2,)))
         pointers = [torch.randint(0, 4, (k,)).tolist() for _ in range(n)]
-        field_set = measured_field(pointers, length, core)
-        alike += field_set == reached_positions(pointers, length - 1)[-1]
-        sizes.append((len(field_set), min((k + 1) ** n, length)))
+        positions = receptive_field(pointers, length, core)
+        alike += positions == reached_positions(pointers, length - 1)[-1]
+        sizes.append((len(positions), min((k + 1) ** n, length)))
         progress("random pointers", number + 1, draws)
-    short = len(measured_field(tree_pointers(most, 2), most + 1, core))
+    short = len(receptive_field(tree_pointers(max_count, 2), max_count + 1, core))
     return Finding(
         (
-            equals("of all k and n, those with a field of (k + 1)ⁿ tokens", exact, len(cases)),
-            equals("random pointers: fields that are those of the tree", alike, draws),
-            is_true("random pointers: no field above (k + 1)ⁿ", all(size <= bound for size, bound in sizes)),
-            at_least("random pointers: fields below (k + 1)ⁿ", sum(size < bound for size, bound in sizes), 1),
-            at_most(f"field at t = {most} for pointers that would reach {(most + 1) ** 2} tokens", short, most + 1),
+            equals("pairs k, n with a receptive field of (k + 1)ⁿ tokens", exact, len(cases)),
+            equals("random pointers: receptive fields that are those of the tree", alike, draws),
+            is_true("random pointers: no receptive field above (k + 1)ⁿ", all(size <= bound for size, bound in sizes)),
+            at_least("random pointers: receptive fields below (k + 1)ⁿ", sum(size < bound for size, bound in sizes), 1),
+            at_most(
+                f"receptive field at t = {max_count} for pointers that would reach {(max_count + 1) ** 2} tokens",
+                short,
+                max_count + 1,
+            ),
         ),
         (tree_map(2, 3), Table("Measured receptive field", ("heads k", "layers n", "(k + 1)ⁿ", "measured"), rows)),
         correction="(k + 1)ⁿ is the largest size, not the size: pointers that meet give fewer tokens, and a causal "

@@ -12,19 +12,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.labs.figures import Heatmap, Lines, Table
+from manyheads.labs.chapters.attention_matrices import attention_context
+from manyheads.labs.figures import Heatmap, Lines, Table, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
-from manyheads.labs.plain import head_context
 from manyheads.model.builder import build
+from manyheads.model.cost import count_parameters
 from manyheads.model.spec import read_model
-from manyheads.parts.attention import Attention, AttentionContext, HeadsSpec
+from manyheads.parts.attention import Attention, HeadsSpec
 from manyheads.parts.core import DotSpec
 from manyheads.parts.feedforward import ACTIVATIONS, MlpSpec
 from manyheads.parts.inputs import Inputs
 from manyheads.parts.norm import LayerNormSpec, NoNormSpec, RMSNormSpec
-from manyheads.parts.position import AttentionPosition
 from manyheads.parts.residual import NoResidualSpec, PreSpec
 
 WIDTH = 8
@@ -33,14 +33,13 @@ WIDTH = 8
 def self_attention(attention: Attention, x_LD: Tensor, *, masks_itself: bool = False, detached: bool = False) -> Tensor:
     """Self-attention of one sequence. With `detached`, the queries are constants for the gradient."""
     x_BLD, length = x_LD[None], len(x_LD)
-    mask, positions = head_context(x_LD, x_LD, causal=False)
-    context = AttentionContext(AttentionPosition(), None, mask, positions)
+    context = attention_context(length)
     memory, q = attention.key_value(x_BLD, context), attention.query(x_BLD)
     bias = torch.zeros(1, 1, length, length, dtype=x_LD.dtype)
     if masks_itself:
         bias = bias.masked_fill(torch.eye(length, dtype=torch.bool), -math.inf)
     heads = attention.core(
-        q.detach() if detached else q, memory.key, memory.value, mask=mask, positions=positions,
+        q.detach() if detached else q, memory.key, memory.value, mask=context.mask, positions=context.positions,
         bias=bias.expand(1, q.shape[1], -1, -1),
     )  # fmt: skip
     out: Tensor = attention.output(heads.transpose(1, 2).flatten(2))
@@ -57,22 +56,18 @@ def response(function: Callable[[Tensor], Tensor], x_LD: Tensor) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def matrix(title: str, values: Tensor) -> Heatmap:
+def change_map(title: str, values: Tensor) -> Heatmap:
     names = [str(i) for i in range(len(values))]
-    return Heatmap(title, values.tolist(), names, names, "output", "input")
+    return heatmap(title, values, names, names, "output", "input")
 
 
-@lab(
-    "block", rows=("F1",), seconds=(0.1, 0.1), opposite={"attention": True},
-    try_next=("--attention", "--hidden 64 --tokens 12"),
-)  # fmt: skip
+@lab("block", rows=("F1",), counterexample={"attention": True}, try_next=("--attention", "--hidden 64 --tokens 12"))
 @torch.no_grad()
 def feed_forward(
     *,
     tokens: Annotated[int, "number of tokens"] = 6,
     hidden: Annotated[int, "size of the hidden layer"] = 32,
     attention: Annotated[bool, "change the input of attention instead"] = False,
-    seed: int = 0,
 ) -> Finding:
     """The feed-forward network works on each position alone.
 
@@ -94,19 +89,16 @@ def feed_forward(
             equals("outputs of other positions that change", int((others > 0).sum()), 0),
             at_least("change of the output at the position itself", float(moved.diag().min()), 1e-6),
         ),
-        (matrix("Change of the outputs: feed-forward network", moved), matrix("The same: attention", mixed)),
+        (change_map("Change of the outputs: feed-forward network", moved), change_map("The same: attention", mixed)),
     )
 
 
-@lab(
-    "block", rows=("F2", "F3"), errata=("E16",), seconds=(0.1, 0.1), opposite={"masks_itself": False},
-    try_next=("--no-masks-itself", "--tokens 12"),
-)  # fmt: skip
+@lab("block", rows=("F2", "F3"), errata=("E16",), counterexample={"masks_itself": False},
+     try_next=("--no-masks-itself", "--tokens 12"))  # fmt: skip
 def residual_connection(
     *,
     tokens: Annotated[int, "number of tokens"] = 5,
     masks_itself: Annotated[bool, "a token may not attend to itself"] = True,
-    seed: int = 0,
 ) -> Finding:
     """Without a residual connection, what attention does not pick up is lost.
 
@@ -140,9 +132,9 @@ def residual_connection(
             at_least("residual, query held constant: smallest gradient", float(kept.diag().min()), 0.5),
         ),
         (
-            matrix("Gradient of output i to input j, no residual", stated.detach()),
-            matrix("No residual, query held constant", lost.detach()),
-            matrix("Residual, query held constant", kept.detach()),
+            change_map("Gradient of output i to input j, no residual", stated.detach()),
+            change_map("No residual, query held constant", lost.detach()),
+            change_map("Residual, query held constant", kept.detach()),
         ),
         correction="Without a residual connection the gradient of a token to itself is small, not 0: the token is not "
         "among the values, but it still forms the query, which chooses among the others. It is 0 if the query is held "
@@ -150,14 +142,13 @@ def residual_connection(
     )
 
 
-@lab("block", rows=("F4",), seconds=(0.1, 0.1), opposite={"normalize": False}, try_next=("--factor 10000", "--width 4"))
+@lab("block", rows=("F4",), counterexample={"normalize": False}, try_next=("--factor 10000", "--width 4"))
 @torch.no_grad()
 def layer_norm(
     *,
     factor: Annotated[float, "by which the vectors are multiplied"] = 100.0,
     width: Annotated[int, "size of a vector"] = 64,
     normalize: Annotated[bool, "use LayerNorm; otherwise nothing"] = True,
-    seed: int = 0,
 ) -> Finding:
     """LayerNorm gives the same output for a vector and for a hundred times that vector.
 
@@ -186,10 +177,8 @@ def layer_norm(
     )
 
 
-@lab(
-    "block", rows=("F5", "P4"), seconds=(0.5, 4.0), full={"examples": 2000},
-    opposite={"factor": 1.0}, try_next=("--factor 3", "--factor 10"),
-)  # fmt: skip
+@lab("block", rows=("F5", "P4"), seconds=(0.5, 4.0), full={"examples": 2000}, counterexample={"factor": 1.0},
+     try_next=("--factor 3", "--factor 10"))  # fmt: skip
 def large_embeddings(
     *,
     factor: Annotated[float, "by which the embeddings are multiplied"] = 100.0,
@@ -266,10 +255,8 @@ class Saturation:
         self.slope, self.is_wrong = (torch.sigmoid(z) * torch.sigmoid(-z)).detach(), z < 0  # the class is 1
 
 
-@lab(
-    "block", rows=("F6",), seconds=(1.5, 2.0), opposite={"layers": 1}, full={"width": 64},
-    try_next=("--layers 6", "--layers 48"),
-)  # fmt: skip
+@lab("block", rows=("F6",), seconds=(1.5, 2.0), counterexample={"layers": 1}, full={"width": 64},
+     try_next=("--layers 6", "--layers 48"))  # fmt: skip
 def deep_gradients(
     *,
     layers: Annotated[int, "number of layers"] = 24,
@@ -319,7 +306,7 @@ def layer_gradients(layers: int, width: int, seed: int, **fields: str) -> list[f
     return [float(torch.cat([g.flatten() for g in of_layer if g is not None]).norm()) for of_layer in weights]
 
 
-@lab("block", rows=("F7",), seconds=(0.1, 0.1), opposite={"final_norm": True}, try_next=("--layers 12", "--final-norm"))
+@lab("block", rows=("F7",), counterexample={"final_norm": True}, try_next=("--layers 12", "--final-norm"))
 @torch.no_grad()
 def stacking(
     *,
@@ -338,7 +325,7 @@ def stacking(
     ]
     for model in models:
         states, _ = model.last_hidden_state(Inputs(ids))
-        counts.append((sum(p.numel() for p in model.parameters()), tuple(states.shape)))
+        counts.append((count_parameters(model), tuple(states.shape)))
     embeddings = models[0].decoder.embed.table.weight[ids]
     empty, _ = models[0].last_hidden_state(Inputs(ids))
     added = {after - before for (before, _), (after, _) in itertools.pairwise(counts)}

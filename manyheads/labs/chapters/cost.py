@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections import Counter
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.labs.figures import Bars, Lines, Table
 from manyheads.labs.finding import Finding, at_most, equals, near, reported
+from manyheads.labs.fitting import fastest
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.labs.plain import attend, attention_weights
 from manyheads.model.builder import build_meta
@@ -49,13 +49,8 @@ def exponent(lengths: list[int], values: list[float]) -> float:
     return float(np.polyfit(np.log(lengths), np.log(values), 1)[0])
 
 
-@lab(
-    "cost",
-    rows=("M1",),
-    seconds=(0.5, 0.5),
-    opposite={"projections": True},
-    try_next=("--source 1000 --target 10", "--projections"),
-)
+@lab("cost", rows=("M1",), counterexample={"projections": True},
+     try_next=("--source 1000 --target 10", "--projections"))  # fmt: skip
 def complexity_table(
     *,
     source: Annotated[int, "M, tokens of the source"] = 96,
@@ -93,13 +88,7 @@ def complexity_table(
     )
 
 
-@lab(
-    "cost",
-    errata=("E7",),
-    seconds=(0.5, 0.5),
-    opposite={"length": 2048, "width": 16},
-    try_next=("--length 8192", "--width 1024"),
-)
+@lab("cost", errata=("E7",), counterexample={"length": 2048, "width": 16}, try_next=("--length 8192", "--width 1024"))
 def what_the_table_leaves_out(
     *,
     length: Annotated[int, "M, tokens of the text"] = 512,
@@ -153,9 +142,9 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        given = {tensor.untyped_storage()._cdata for tensor in args if isinstance(tensor, torch.Tensor)}
+        input_storages = {tensor.untyped_storage()._cdata for tensor in args if isinstance(tensor, torch.Tensor)}
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in input_storages:
                 self.add(tensor)
         return out
 
@@ -176,30 +165,22 @@ def run_attention(length: int, k: int, *, fused: bool, repeats: int) -> tuple[in
     """
     q, key, value = torch.randn(3, length, k)
     core, scores, out = DotSpec().build(1, k, k).eval(), torch.empty(length, length), torch.empty(length, k)
+
+    def fused_attention() -> None:
+        attend(q, key, value, core)
+
+    def two_products() -> None:
+        torch.mm(q, key.T, out=scores)
+        torch.mm(scores, value, out=out)
+
     with torch.no_grad():
         with LiveBytes() as memory:
-            attend(q, key, value, core) if fused else attention_weights(q, key, core) @ value
-        seconds = []
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            if fused:
-                attend(q, key, value, core)
-            else:
-                torch.mm(q, key.T, out=scores)
-                torch.mm(scores, value, out=out)
-            seconds.append(time.perf_counter() - begin)
-    return memory.peak, min(seconds)
+            fused_attention() if fused else attention_weights(q, key, core) @ value
+        return memory.peak, fastest(fused_attention if fused else two_products, repeats)
 
 
-@lab(
-    "cost",
-    rows=("M2",),
-    seconds=(1, 3),
-    smallest={"repeats": 1},
-    full={"repeats": 30},
-    opposite={"fused": True},
-    try_next=("--fused", "--width 16"),
-)
+@lab("cost", rows=("M2",), seconds=(1, 3), smallest={"repeats": 1}, full={"repeats": 30},
+     counterexample={"fused": True}, try_next=("--fused", "--width 16"))  # fmt: skip
 def measured_beside_counted(
     *,
     width: Annotated[int, "k, size of a head"] = 64,

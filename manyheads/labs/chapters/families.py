@@ -16,7 +16,7 @@ from manyheads.labs.figures import Bars, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, reported
 from manyheads.labs.lab import lab
 from manyheads.model.builder import build, build_meta
-from manyheads.model.spec import ModelSpec
+from manyheads.model.cost import count_parameters
 from manyheads.presets import names, read, read_about
 
 # parameters of the published weights, each tensor once
@@ -62,18 +62,8 @@ ROTATED = {
 }  # fmt: skip
 
 
-def count_parameters(spec: ModelSpec) -> int:
-    """The parameters of a model on the meta device, where tensors have shapes and no memory."""
-    return sum(parameter.numel() for parameter in build_meta(spec).parameters())
-
-
-@lab(
-    "families",
-    rows=("N1",),
-    seconds=(1.5, 1.5),
-    opposite={"vocab": 50_000},
-    try_next=("--vocab 50000", "--vocab 32000"),
-)
+@lab("families", rows=("N1",), seconds=(1.5, 1.5), counterexample={"vocab": 50_000},
+     try_next=("--vocab 50000", "--vocab 32000"))  # fmt: skip
 def published_sizes(*, vocab: Annotated[int, "vocabulary size of every model; 0 for the published one"] = 0) -> Finding:
     """The models of the named families have the published number of parameters, to the last one.
 
@@ -84,7 +74,7 @@ def published_sizes(*, vocab: Annotated[int, "vocabulary size of every model; 0 
     rows, exact, rounded = list[tuple[str, str, int, int]](), 0, 0
     for name in names():
         spec = read(name)
-        count = count_parameters(spec.replace(vocab=vocab) if vocab and spec.vocab else spec)
+        count = count_parameters(build_meta(spec.replace(vocab=vocab) if vocab and spec.vocab else spec))
         low, high = ROUND_PARAMETERS.get(name, (0.0, 0.0))
         exact += PARAMETERS.get(name) == count
         rounded += low <= count <= high
@@ -102,14 +92,8 @@ def published_sizes(*, vocab: Annotated[int, "vocabulary size of every model; 0 
     )
 
 
-@lab(
-    "families",
-    rows=("N2",),
-    errata=("E1",),
-    seconds=(0.5, 0.5),
-    opposite={"gpt2": "sinusoidal"},
-    try_next=("--gpt2 sinusoidal", "--gpt2 rope"),
-)
+@lab("families", rows=("N2",), errata=("E1",), counterexample={"gpt2": "sinusoidal"},
+     try_next=("--gpt2 sinusoidal", "--gpt2 rope"))  # fmt: skip
 def position_schemes(*, gpt2: Annotated[str, "position scheme that GPT-2 is given"] = "learned") -> Finding:
     """Older families learn a vector per position, newer ones rotate queries and keys; GPT-2 and GPT-3 learn theirs too.
 
@@ -129,12 +113,11 @@ def position_schemes(*, gpt2: Annotated[str, "position scheme that GPT-2 is give
         rows.append((read_about(name)["title"], spec.architecture, scheme, read_about(name)["source"]))
     model = build_meta(read("gpt2", *([f"decoder.position={gpt2}"] if gpt2 != "learned" else [])))
     tables = [tuple(p.shape) for path, p in model.named_parameters() if ".position." in path]
-    count = sum(parameter.numel() for parameter in model.parameters())
     return Finding(
         (
             equals("models with the scheme of their family", right, len(LEARNED) + len(ROTATED)),
             equals("GPT-2: tables of positions", str(tables), "[(1024, 768)]"),
-            equals("GPT-2: parameters", count, PARAMETERS["gpt2"]),
+            equals("GPT-2: parameters", count_parameters(model), PARAMETERS["gpt2"]),
         ),
         (Table("Position schemes", ("model", "architecture", "positions", "source"), rows),),
         correction="GPT-2 and GPT-3 learn their positions, as BERT does; neither uses sinusoids.",
@@ -148,13 +131,8 @@ def sizes(name: str) -> tuple[int, int]:
     return getattr(part.embed, "size", None) or part.width, part.width
 
 
-@lab(
-    "families",
-    rows=("P5",),
-    seconds=(0.3, 0.3),
-    opposite={"presets": "albert-base-v2 rnnsearch gpt2"},
-    try_next=("--presets 'albert-base-v2 bert-base'", "--presets 'gpt2 llama-7b'"),
-)
+@lab("families", rows=("P5",), counterexample={"presets": "albert-base-v2 rnnsearch gpt2"},
+     try_next=("--presets 'albert-base-v2 bert-base'", "--presets 'gpt2 llama-7b'"))  # fmt: skip
 def embedding_size(*, presets: Annotated[str, "published models, separated by spaces; empty for all"] = "") -> Finding:
     """In most models the embedding size equals the hidden size.
 
@@ -200,14 +178,9 @@ def round_trip(seed: int) -> float:
         return float((load(Path(folder) / "gpt2").model(ids) - model(ids)).abs().max())
 
 
-@lab(
-    "families",
-    rows=("N4",),
-    errata=("E12",),
-    seconds=(1, 1),
-    opposite={"closed": "chatgpt claude gemini gpt-4 gpt2"},
-    try_next=("--closed 'gpt-4'", "--closed 'chatgpt claude gemini gpt-4 gpt2'"),
-)
+@lab("families", rows=("N4",), errata=("E12",), seconds=(1, 1),
+     counterexample={"closed": "chatgpt claude gemini gpt-4 gpt2"},
+     try_next=("--closed 'gpt-4'", "--closed 'chatgpt claude gemini gpt-4 gpt2'"))  # fmt: skip
 def closed_models(
     *,
     closed: Annotated[str, "names of closed models, separated by spaces"] = "chatgpt claude gemini gpt-4",

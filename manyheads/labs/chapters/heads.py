@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.labs.chapters.attention_matrices import attention_context
-from manyheads.labs.chapters.attention_pointers import measured_field, tree_pointers
+from manyheads.labs.chapters.attention_pointers import receptive_field, tree_pointers
 from manyheads.labs.figures import Bars, Lines, Table
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, near, reported
-from manyheads.labs.fitting import small_model
+from manyheads.labs.fitting import fastest, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.labs.plain import head_context
-from manyheads.model.cost import size
+from manyheads.model.cost import count_parameters, size
 from manyheads.parts.attention import Attention, AttentionSpec, HeadsSpec, NarrowSpec, WideSpec
 from manyheads.parts.core import DotSpec
 from manyheads.parts.norm import NoNormSpec
 from manyheads.parts.residual import PreSpec
-
-
-def parameters(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def run_attention(attention: Attention, x: Tensor) -> Tensor:
@@ -63,14 +59,13 @@ def reads_own_chunk(width: int, heads: int) -> bool:
     return same == [True] * (heads - 1) + [False]
 
 
-@lab("heads", rows=("C1", "C2", "C3"), seconds=(0.2, 0.2), opposite={"interleaved": True},
+@lab("heads", rows=("C1", "C2", "C3"), counterexample={"interleaved": True},
      try_next=("--heads 1", "--width 512 --heads 8"))  # fmt: skip
 def three_ways_to_split_heads(
     *,
     width: Annotated[int, "d, the width of x"] = 24,
     heads: Annotated[int, "h, the number of heads"] = 4,
     interleaved: Annotated[bool, "whether a head takes every h-th column, instead of neighbouring ones"] = False,
-    seed: int = 0,
 ) -> Finding:
     """Heads can divide the width, have all of it each, or read a chunk of x each: 4d², 4hd² or 3d²/h + d² parameters.
 
@@ -86,12 +81,12 @@ def three_ways_to_split_heads(
     checks, counts, x = list[Check](), dict[str, float](), torch.randn(1, 3, width)
     for name, (spec, expected) in kinds.items():
         attention = spec(heads=heads, bias=False, output_bias=False).build(width, DotSpec())
-        counts[name] = parameters(attention)
+        counts[name] = count_parameters(attention)
         checks += [
-            equals(f"{name}: parameters", parameters(attention), expected),
+            equals(f"{name}: parameters", count_parameters(attention), expected),
             equals(f"{name}: shape of the output", str(tuple(run_attention(attention, x).shape)), f"(1, 3, {width})"),
         ]
-    with_biases = parameters(HeadsSpec(heads=heads).build(width, DotSpec()))
+    with_biases = count_parameters(HeadsSpec(heads=heads).build(width, DotSpec()))
     difference = torch_difference(width, heads, interleaved=interleaved)
     return Finding(
         (
@@ -105,13 +100,12 @@ def three_ways_to_split_heads(
 
 
 @lab("heads", rows=("C4",), seconds=(0.3, 1), smallest={"draws": 4000}, full={"draws": 100_000},
-     opposite={"rescaled": False}, try_next=("--rate 0.5", "--draws 100"))  # fmt: skip
+     counterexample={"rescaled": False}, try_next=("--rate 0.5", "--draws 100"))  # fmt: skip
 def dropout_keeps_the_mean(
     *,
     rate: Annotated[float, "probability that a weight is dropped"] = 0.1,
     rescaled: Annotated[bool, "whether what is kept is divided by 1 − rate"] = True,
     draws: Annotated[int, "forward passes in training mode"] = 10_000,
-    seed: int = 0,
 ) -> Finding:
     """Dropout changes every pass of training, and keeps the mean; in evaluation it does nothing.
 
@@ -141,7 +135,7 @@ def dropout_keeps_the_mean(
     return Finding(
         (
             is_true("two passes in evaluation are equal", torch.equal(steady, again)),
-            at_least("standard deviation of an output in training, at least", outputs.std(0).min(), 1e-3),
+            at_least("smallest standard deviation of an output in training", outputs.std(0).min(), 1e-3),
             at_most("attention: largest relative difference of the mean", errors[-1], 0.02),
             near("residual: mean of what a sublayer of 1 adds", (sums * factor).mean(), 1, 0.02),
         ),
@@ -161,58 +155,47 @@ def layers_needed(heads: int, tokens: int) -> int:
     return layers
 
 
-def forward_seconds(model: nn.Module, ids: Tensor, repeats: int = 5) -> float:
-    """The shortest of some forward passes."""
-    times = []
-    with torch.no_grad():
-        for _ in range(repeats):
-            start = time.perf_counter()
-            model(ids)
-            times.append(time.perf_counter() - start)
-    return min(times)
-
-
-@lab("heads", rows=("C7",), seconds=(3, 3), smallest={"tokens": 8}, opposite={"missing": 1},
+@lab("heads", rows=("C7",), seconds=(3, 3), smallest={"tokens": 8}, counterexample={"missing": 1},
      try_next=("--tokens 100", "--tokens 20"))  # fmt: skip
 def more_heads_fewer_layers(
     *,
     tokens: Annotated[int, "R, the tokens that an output should depend on"] = 64,
     missing: Annotated[int, "layers fewer than the formula says"] = 0,
     width: Annotated[int, "width of the layers whose cost is counted; a multiple of 42"] = 84,
-    seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
     """With k heads that each point at one token, n = ⌈log_{k+1} R⌉ layers reach R tokens: more heads need fewer layers.
 
     The receptive field of n layers is (k + 1)ⁿ at most, so R tokens need the logarithm of R to the base k + 1. Heads of
     one layer run at the same time, and layers one after another. At equal width the parameters and products of a layer
-    do not depend on the number of its heads, so the shape with fewer layers is also the cheaper one.
+    do not depend on the number of its heads, so the configuration with fewer layers is also cheaper.
     """
-    rows, reached, too_few = [], 0, 0
+    rows, enough, too_few = [], 0, 0
     counts = (1, 2, 3, 7)
     for number, heads in enumerate(counts):
         layers = layers_needed(heads, tokens) - missing
         length = (heads + 1) ** (layers + missing)
-        field = len(measured_field(tree_pointers(heads, layers), length))
-        less = len(measured_field(tree_pointers(heads, layers - 1), length))
+        reached, reached_with_less = (
+            len(receptive_field(tree_pointers(heads, count), length)) for count in (layers, layers - 1)
+        )
         model = small_model(vocab=64, layers=layers, width=width, attention={"heads": heads})
         cost = size(model.spec, length=tokens)
-        milliseconds = 1000 * forward_seconds(model.eval(), torch.zeros(1, tokens, dtype=torch.long))
-        rows.append((heads, layers, field, cost.parameters, cost.multiply_adds, round(milliseconds, 2)))
-        reached += field >= tokens
-        too_few += less < tokens
+        milliseconds = 1000 * fastest(partial(model.eval(), torch.zeros(1, tokens, dtype=torch.long)), 5)
+        rows.append((heads, layers, reached, cost.parameters, cost.multiply_adds, round(milliseconds, 2)))
+        enough += reached >= tokens
+        too_few += reached_with_less < tokens
         progress("heads", number + 1, len(counts))
-    columns = ("heads k", "layers n", "measured field", "parameters", "multiply–adds", "milliseconds")
+    columns = ("heads k", "layers n", "receptive field", "parameters", "multiply–adds", "milliseconds")
     return Finding(
         (
-            equals(f"shapes whose field has {tokens} tokens", reached, len(counts)),
-            equals("shapes that with one layer less have not", too_few, len(counts)),
+            equals(f"configurations with a receptive field of at least {tokens} tokens", enough, len(counts)),
+            equals("configurations that need all their layers for it", too_few, len(counts)),
             equals("layers fall with the heads", str([row[1] for row in rows]), str(sorted((row[1] for row in rows),
                    reverse=True))),
-            is_true("so do the multiply–adds", is_falling([row[4] for row in rows])),
-            reported("time of the first shape, by that of the last", rows[0][5] / rows[-1][5]),
+            is_true("multiply–adds fall with the heads", is_falling([row[4] for row in rows])),
+            reported("time of the first configuration, divided by that of the last", rows[0][5] / rows[-1][5]),
         ),
-        (Table(f"Shapes that reach {tokens} tokens, layers of width {width}", columns, rows),),
+        (Table(f"Configurations that reach {tokens} tokens, layers of width {width}", columns, rows),),
         note="Times depend on the machine and decide nothing.",
     )  # fmt: skip
 

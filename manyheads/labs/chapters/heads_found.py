@@ -29,8 +29,8 @@ IDS = {word: i for i, word in enumerate(WORDS)}
 LENGTH = 20
 DOCUMENT = ((("I", "run", "a", "small", "business"), 1, "verb"), (("I", "went", "for", "a", "run"), 4, "noun"))
 
-Sentence = tuple[list[str], int, int, str]  # its words, the places of "run" and of the subject, noun or verb
-Batch = tuple[Tensor, Tensor, Tensor]  # ids, the place of "run", and its tag and subject
+Sentence = tuple[list[str], int, int, str]  # its words, the positions of "run" and of the subject, noun or verb
+Batch = tuple[Tensor, Tensor, Tensor]  # ids, the position of "run", and its tag and subject
 
 
 def phrase(rng: random.Random) -> list[str]:
@@ -59,14 +59,14 @@ def collate(sentences: list[Sentence]) -> Batch:
     for row, (words, *_) in zip(ids, sentences, strict=True):
         row[: len(words)] = torch.tensor([IDS[word] for word in words])
     targets = [(IDS[tag], IDS[words[subject]]) for words, _, subject, tag in sentences]
-    return ids, torch.tensor([place for _, place, _, _ in sentences]), torch.tensor(targets)
+    return ids, torch.tensor([position for _, position, _, _ in sentences]), torch.tensor(targets)
 
 
 def answers(model: nn.Module, batch: Batch) -> Tensor:
     """The logits of the tag and of the subject at "run": N×2 and N×subjects, as two parts of one row."""
-    ids, places, _ = batch
+    ids, positions, _ = batch
     logits: Tensor = model(ids)
-    return logits[torch.arange(len(ids)), places]
+    return logits[torch.arange(len(ids)), positions]
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -86,12 +86,12 @@ def accuracies(model: nn.Module, batch: Batch) -> tuple[float, float]:
 
 def links(one: Sentence) -> tuple[str, list[Link]]:
     """The text, and what "run" should attend to: the word before it, and its subject."""
-    words, place, subject, tag = one
-    return " ".join(words), [(place, place - 1, f"word before {tag}"), (place, subject, "subject")]
+    words, position, subject, tag = one
+    return " ".join(words), [(position, position - 1, f"word before {tag}"), (position, subject, "subject")]
 
 
 @lab("heads", rows=("C6", "P12"), seconds=(5, 12), smallest={"steps": 300, "sentences": 100}, full={"steps": 1000},
-     opposite={"steps": 0}, try_next=("--heads 1", "--heads 4"))  # fmt: skip
+     counterexample={"steps": 0}, try_next=("--heads 1", "--heads 4"))  # fmt: skip
 def what_heads_find(
     *,
     steps: Annotated[int, "training steps"] = 400,
@@ -103,10 +103,10 @@ def what_heads_find(
     """Trained heads find structures: one head finds the subject of "run", which is at no fixed offset.
 
     "I run a small business" and "I went for a run": the word before tells a verb from a noun, and the subject is "I" in
-    both. A model of one layer learns both answers at the word "run" from generated sentences. Where its heads look is
-    compared with the best fixed offset, which needs no model: a head that finds the subject has found more than a
-    place. The word before is at an offset of −1 by definition; with some seeds a head looks there, and with others the
-    model does without one.
+    both. A model of one layer learns both answers at the word "run" from generated sentences. The highest weight of a
+    head is compared with the best fixed offset, which needs no model: a head that finds the subject does what no offset
+    can. The word before is at an offset of −1 by definition; with some seeds a head attends to it, with others none
+    does.
     """
     rng = random.Random(seed)
     model = small_model("encoder", vocab=len(WORDS), head="untied", seed=seed, layers=1,
@@ -119,8 +119,8 @@ def what_heads_find(
     tags, subjects = accuracies(model, collate(validation))
     found = {each.relation: each for each in relation_heads(checkpoint, [links(sentence) for sentence in validation])}
     subject = found["subject"]
-    pair = collate([(list(words), place, 0, tag) for words, place, tag in DOCUMENT])
-    own_tags, own_subjects = accuracies(model, pair)
+    pair = collate([(list(words), position, 0, tag) for words, position, tag in DOCUMENT])
+    pair_tags, pair_subjects = accuracies(model, pair)
     return Finding(
         (
             at_least("right tags of sentences not trained on", tags, 0.95),
@@ -129,28 +129,29 @@ def what_heads_find(
                      subject.accuracy - subject.offset_accuracy, 0.3),
             *(reported(f"word before {tag}: accuracy of the best head", found[f"word before {tag}"].accuracy)
               for tag in TAGS),
-            reported("the two sentences of the document: right tags", own_tags),
-            reported("the two sentences of the document: right subjects", own_subjects),
+            reported("the two sentences of the document: right tags", pair_tags),
+            reported("the two sentences of the document: right subjects", pair_subjects),
         ),
-        (relation_table(list(found.values())), pattern_table(checkpoint, validation),
-         *(look_from_run(model, list(words), place) for words, place, _ in DOCUMENT)),
+        (relation_table("Where the highest weight is, beside the best fixed offset", found),
+         pattern_table(checkpoint, validation),
+         *(attention_from_run(model, list(words), position) for words, position, _ in DOCUMENT)),
     )  # fmt: skip
 
 
-def relation_table(found: list[RelationHead]) -> Table:
+def relation_table(title: str, found: dict[str, RelationHead]) -> Table:
+    """For each relation, the head whose highest weight is right most often, beside the best fixed offset."""
     rows = [
         (
-            relation.relation,
-            "none" if relation.head is None else f"head {relation.head + 1}",
-            round(relation.accuracy, 3),
-            relation.offset,
-            round(relation.offset_accuracy, 3),
-            relation.count,
+            head.relation,
+            head.count,
+            "none" if head.attention is None else f"{head.attention} {head.head}",
+            head.accuracy,
+            head.offset,
+            head.offset_accuracy,
         )
-        for relation in found
+        for head in found.values()
     ]
-    columns = ('from "run" to', "best head", "accuracy", "best offset", "its accuracy", "links")
-    return Table("Where the highest weight is, beside the best fixed offset", columns, rows)
+    return Table(title, ("link", "count", "best head", "its accuracy", "best offset", "its accuracy"), rows)
 
 
 def pattern_table(checkpoint: Checkpoint, sentences: list[Sentence]) -> Table:
@@ -164,10 +165,10 @@ def pattern_table(checkpoint: Checkpoint, sentences: list[Sentence]) -> Table:
 
 
 @torch.no_grad()
-def look_from_run(model: nn.Module, words: list[str], place: int) -> Heatmap:
+def attention_from_run(model: nn.Module, words: list[str], position: int) -> Heatmap:
     """The weights from "run" to each word, a row per head."""
     with record(model) as tape:
         model(torch.tensor([[IDS[word] for word in words]]))
-    weights = tape[0].weights(rows=place)[0]
+    weights = tape[0].weights(rows=position)[0]
     names = [f"head {i + 1}" for i in range(len(weights))]
     return Heatmap(f'Weights from "run" in "{" ".join(words)}"', weights.tolist(), names, words)

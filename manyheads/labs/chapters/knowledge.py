@@ -12,21 +12,16 @@ from torch import Tensor, nn
 from manyheads.labs.figures import Bars, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.fitting import fit
-from manyheads.labs.knowledge.experiment import SYNTHESIZER, accuracy
-from manyheads.labs.knowledge.several import (
+from manyheads.labs.knowledge.experiment import (
     FULL,
     SMALLEST,
-    Biographies,
-    Cities,
-    PeopleCount,
-    Questions,
-    Seeds,
-    Steps,
-    Validation,
+    SYNTHESIZER,
+    THREE_SEEDS,
+    PeopleRuns,
+    accuracy,
     all_replies,
     majority_of,
     right,
-    run_seeds,
 )
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.metrics.confidence import mcnemar
@@ -40,28 +35,15 @@ SYNTHESIZER_CORRECTION = (
 )
 
 
-@lab(
-    "knowledge",
-    rows=("I1", "I2", "I3", "I4"),
-    seconds=(50.0, 160.0),
-    smallest=SMALLEST | {"synthesizer": False},
-    full=FULL,
-    opposite={"steps": 0},
-    try_next=("--steps 300", "--people 160"),
-)
+@lab("knowledge", rows=("I1", "I2", "I3", "I4"), seconds=(50.0, 160.0), smallest=SMALLEST | {"synthesizer": False},
+     full=FULL, counterexample={"steps": 0}, try_next=("--steps 300", "--people 160"))  # fmt: skip
 def birth_places(
     *,
-    people: PeopleCount = 80,
-    cities: Cities = 30,
-    steps: Steps = 800,
+    runs: PeopleRuns = THREE_SEEDS,
     width: Annotated[int, "width of the model"] = 64,
     layers: Annotated[int, "layers of the model"] = 1,
     fine_tuning: Annotated[int, "steps of fine-tuning"] = 40,
     synthesizer: Annotated[bool, "also train the model with Synthesizer attention"] = True,
-    seeds: Seeds = 3,
-    biographies: Biographies = "",
-    questions: Questions = "",
-    validation: Validation = "",
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
@@ -72,22 +54,20 @@ def birth_places(
     people, with gaps that it fills in: prefix <mask> suffix <mask> content. A third one does so with Synthesizer
     attention, softmax(ReLU(XA + b₁) B + b₂) XV, which compares no tokens. The baseline is the most common birth place.
     """
-    settings = {"people": people, "cities": cities, "width": width, "layers": layers, "fine_tuning_steps": fine_tuning}
-    arms: dict[str, dict[str, Any]] = {
-        "not pretrained": settings | {"steps": 0},
-        "pretrained": settings | {"steps": steps},
+    changes: dict[str, Any] = {"width": width, "layers": layers, "fine_tuning_steps": fine_tuning}
+    arms = {
+        "not pretrained": runs.run(seed, progress, **changes | {"steps": 0}),
+        "pretrained": runs.run(seed, progress, **changes),
     }
     if synthesizer:
-        arms["Synthesizer, pretrained"] = settings | {"steps": steps, "core": SYNTHESIZER}
-    files = biographies, questions, validation
-    runs = {name: run_seeds(arm, files, seeds, seed, progress) for name, arm in arms.items()}
-    scores = {name: [accuracy(right(each.validation)) for each in arm] for name, arm in runs.items()}
-    none, dot, *others = (right(all_replies(arm, held_out=False)) for arm in runs.values())
-    means, majority = {name: mean(values) for name, values in scores.items()}, majority_of(runs["pretrained"])
-    common = [reply.place == each.people.majority() for each in runs["pretrained"] for reply in each.validation]
-    deviations = {name: stdev(values) for name, values in scores.items()} if seeds > 1 else {}
+        arms["Synthesizer, pretrained"] = runs.run(seed, progress, **changes | {"core": SYNTHESIZER})
+    scores = {name: [accuracy(right(each.validation)) for each in arm] for name, arm in arms.items()}
+    none, dot, *others = (right(all_replies(arm, held_out=False)) for arm in arms.values())
+    means, majority = {name: mean(values) for name, values in scores.items()}, majority_of(arms["pretrained"])
+    common = [reply.place == each.people.majority() for each in arms["pretrained"] for reply in each.validation]
+    deviations = {name: stdev(values) for name, values in scores.items()} if runs.seeds > 1 else {}
     rows = [[name, *(f"{value:.1%}" for value in values), f"{majority:.1%}"] for name, values in scores.items()]
-    columns = ["model", *(f"seed {each}" for each in range(seed, seed + seeds)), "majority baseline"]
+    columns = ["model", *(f"seed {each}" for each in range(seed, seed + runs.seeds)), "majority baseline"]
     return Finding(
         (
             reported("majority baseline", majority),
@@ -108,18 +88,12 @@ def birth_places(
     )  # fmt: skip
 
 
-@lab(
-    "knowledge",
-    errata=("E9",),
-    seconds=(0.1, 0.1),
-    opposite={"biographies": 4000},
-    try_next=("--questions 1000", "--biographies 2000"),
-)
+@lab("knowledge", errata=("E9",), counterexample={"biographies": 4000},
+     try_next=("--questions 1000", "--biographies 2000"))  # fmt: skip
 def more_biographies(
     *,
     biographies: Annotated[int, "texts of pretraining, in the assignment"] = 2937,
     questions: Annotated[int, "questions of fine-tuning, in the assignment"] = 2000,
-    seed: int = 0,
 ) -> Finding:
     """68 % is the share of questions per biography; the biographies are 47 % more.
 
@@ -139,15 +113,8 @@ def more_biographies(
     )
 
 
-@lab(
-    "knowledge",
-    rows=("I5",),
-    seconds=(4.0, 20.0),
-    smallest={"steps": 200, "pairs": 6},
-    full={"steps": 2000},
-    opposite={"shuffled": False},
-    try_next=("--pairs 12", "--steps 1000"),
-)
+@lab("knowledge", rows=("I5",), seconds=(4.0, 20.0), smallest={"steps": 200, "pairs": 6}, full={"steps": 2000},
+     counterexample={"shuffled": False}, try_next=("--pairs 12", "--steps 1000"))  # fmt: skip
 def synthesizer_lookup(
     *,
     pairs: Annotated[int, "pairs of a key and a value in a sequence"] = 8,

@@ -16,21 +16,17 @@ from manyheads.data.tables import PairsSpec
 from manyheads.files.database import AnswerDatabase
 from manyheads.labs.figures import Bars, Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, reported
-from manyheads.labs.knowledge.experiment import Experiment, Reply, accuracy
-from manyheads.labs.knowledge.several import (
+from manyheads.labs.knowledge.experiment import (
     FULL,
+    ONE_SEED,
     SMALLEST,
-    Biographies,
-    Cities,
-    PeopleCount,
-    Questions,
-    Seeds,
-    Steps,
-    Validation,
+    Experiment,
+    PeopleRuns,
+    Reply,
+    accuracy,
     all_replies,
     majority_of,
     right,
-    run_seeds,
 )
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.metrics.classes import BINS, expected_calibration_error
@@ -38,24 +34,11 @@ from manyheads.metrics.confidence import auroc, auroc_interval, risk_coverage, w
 from manyheads.tasks.answering import Answer, answer, queue_pair
 
 
-@lab(
-    "knowledge",
-    rows=("I6",),
-    seconds=(9.0, 80.0),
-    smallest=SMALLEST,
-    full=FULL,
-    opposite={"steps": 0},
-    try_next=("--steps 600", "--seed 1"),
-)
+@lab("knowledge", rows=("I6",), seconds=(9.0, 80.0), smallest=SMALLEST, full=FULL, counterexample={"steps": 0},
+     try_next=("--steps 600", "--seed 1"))  # fmt: skip
 def made_up_answers(
     *,
-    people: PeopleCount = 80,
-    cities: Cities = 30,
-    steps: Steps = 800,
-    seeds: Seeds = 1,
-    biographies: Biographies = "",
-    questions: Questions = "",
-    validation: Validation = "",
+    runs: PeopleRuns = ONE_SEED,
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
@@ -65,8 +48,7 @@ def made_up_answers(
     text of the answer. Here it can be told, because the texts of pretraining are known: a right answer has the person
     and the place in one of them, and a made-up one does not. The probability of the answer is what is left to a reader.
     """
-    files = biographies, questions, validation
-    experiments = run_seeds({"people": people, "cities": cities, "steps": steps}, files, seeds, seed, progress)
+    experiments = runs.run(seed, progress)
     replies = [(each.people, reply) for each in experiments for reply in (*each.validation, *each.held_out)]
     places = {place for each in experiments for _, place in (*each.people.train, *each.people.validation)}
     good, bad = ([(p, reply) for p, reply in replies if reply.is_right is expected] for expected in (True, False))
@@ -92,24 +74,11 @@ def answer_row(in_texts: bool, reply: Reply) -> list[float | str | None]:
     return [reply.answer.question, reply.answer.guess, yes_no[0], f"{reply.probability:.3f}", yes_no[1]]
 
 
-@lab(
-    "knowledge",
-    rows=("I7",),
-    seconds=(9.0, 80.0),
-    smallest=SMALLEST,
-    full=FULL,
-    opposite={"steps": 0},
-    try_next=("--steps 600", "--seeds 3"),
-)
+@lab("knowledge", rows=("I7",), seconds=(9.0, 80.0), smallest=SMALLEST, full=FULL, counterexample={"steps": 0},
+     try_next=("--steps 600", "--seeds 3"))  # fmt: skip
 def confidence(
     *,
-    people: PeopleCount = 80,
-    cities: Cities = 30,
-    steps: Steps = 800,
-    seeds: Seeds = 1,
-    biographies: Biographies = "",
-    questions: Questions = "",
-    validation: Validation = "",
+    runs: PeopleRuns = ONE_SEED,
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
@@ -120,8 +89,7 @@ def confidence(
     covers fewer questions with fewer errors: risk against coverage. The calibration error is the mean distance between
     confidence and accuracy. Half of the questions here are about people in no text.
     """
-    files = biographies, questions, validation
-    experiments = run_seeds({"people": people, "cities": cities, "steps": steps}, files, seeds, seed, progress)
+    experiments = runs.run(seed, progress)
     replies = all_replies(experiments)
     correct, probabilities = right(replies), [reply.probability for reply in replies]
     smallest = [reply.answer.min_token_probability for reply in replies]
@@ -166,25 +134,12 @@ def reliability(correct: Sequence[bool], probabilities: Sequence[float]) -> list
     return [(mean(p for p, _ in rows), accuracy([r for _, r in rows])) for _, rows in sorted(bins.items())]
 
 
-@lab(
-    "knowledge",
-    rows=("I8", "I9"),
-    seconds=(10.0, 85.0),
-    smallest=SMALLEST,
-    full=FULL,
-    opposite={"threshold": 0.0},
-    try_next=("--threshold 0.9", "--threshold 0.2"),
-)
+@lab("knowledge", rows=("I8", "I9"), seconds=(10.0, 85.0), smallest=SMALLEST, full=FULL,
+     counterexample={"threshold": 0.0}, try_next=("--threshold 0.9", "--threshold 0.2"))  # fmt: skip
 def abstention(
     *,
     threshold: Annotated[float, "probability from which on the model answers itself"] = 0.5,
-    people: PeopleCount = 80,
-    cities: Cities = 30,
-    steps: Steps = 800,
-    seeds: Seeds = 1,
-    biographies: Biographies = "",
-    questions: Questions = "",
-    validation: Validation = "",
+    runs: PeopleRuns = ONE_SEED,
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
@@ -194,8 +149,7 @@ def abstention(
     there either has the source none: the user is asked, and question and answer go to a queue. The model is
     fine-tuned on the queue, and then answers these questions itself. `manyheads ask` does the same.
     """
-    files = biographies, questions, validation
-    experiments = run_seeds({"people": people, "cities": cities, "steps": steps}, files, seeds, seed, progress)
+    experiments = runs.run(seed, progress)
     rows = [row for each in experiments for row in with_database(each, threshold)]
     answered = [(result, place) for result, place in rows if result.text is not None]
     by_source = {
@@ -256,25 +210,12 @@ def learn_queue(experiment: Experiment, threshold: float) -> list[bool]:
     return [reply.is_right and reply.probability >= threshold for reply in replies]
 
 
-@lab(
-    "knowledge",
-    rows=("I10",),
-    seconds=(9.0, 80.0),
-    smallest=SMALLEST,
-    full=FULL,
-    opposite={"read": True},
-    try_next=("--steps 0", "--seeds 3"),
-)
+@lab("knowledge", rows=("I10",), seconds=(9.0, 80.0), smallest=SMALLEST, full=FULL, counterexample={"read": True},
+     try_next=("--steps 0", "--seeds 3"))  # fmt: skip
 def unknown_people(
     *,
     read: Annotated[bool, "ask about people of the biographies instead"] = False,
-    people: PeopleCount = 80,
-    cities: Cities = 30,
-    steps: Steps = 800,
-    seeds: Seeds = 1,
-    biographies: Biographies = "",
-    questions: Questions = "",
-    validation: Validation = "",
+    runs: PeopleRuns = ONE_SEED,
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
@@ -284,14 +225,13 @@ def unknown_people(
     so it gives one. A model of words, as here, knows nothing of a new name, and gives nearly everyone the same place;
     one of characters would follow similar names. The accuracy is that of the most common place, within its interval.
     """
-    files = biographies, questions, validation
-    experiments = run_seeds({"people": people, "cities": cities, "steps": steps}, files, seeds, seed, progress)
+    experiments = runs.run(seed, progress)
     pairs = [(each, reply) for each in experiments for reply in (each.validation if read else each.held_out)]
     replies = [reply for _, reply in pairs]
     low, high = wilson_interval(sum(right(replies)), len(replies))
     majority = accuracy([reply.place == each.people.majority() for each, reply in pairs])
-    given, true = (Counter(texts) for texts in ([r.answer.guess for r in replies], [r.place for r in replies]))
-    shares = {place: count / len(replies) for place, count in given.most_common(8)}
+    answers, places = (Counter(texts) for texts in ([r.answer.guess for r in replies], [r.place for r in replies]))
+    shares = {place: count / len(replies) for place, count in answers.most_common(8)}
     return Finding(
         (
             reported("accuracy", accuracy(right(replies))),
@@ -299,7 +239,7 @@ def unknown_people(
             at_most("accuracy, lower end of the 95 % interval, less the baseline", low - majority, 0.0),
             at_least("accuracy, upper end, less the baseline", high - majority, 0.0),
             at_least("questions that get an answer", accuracy([bool(reply.answer.guess) for reply in replies]), 1.0),
-            reported("different answers, of different places", f"{len(given)} of {len(true)}"),
+            reported("different answers, of different places", f"{len(answers)} of {len(places)}"),
             reported("largest probability of a wrong answer", max((r.probability for r in replies if not r.is_right),
                                                                   default=0.0)),
         ),

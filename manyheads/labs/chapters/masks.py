@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from manyheads.errors import InputError
 from manyheads.inspect.notebook import attention_table
-from manyheads.labs.chapters.attention_pointers import hatch
-from manyheads.labs.figures import Heatmap
+from manyheads.labs.figures import heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near
-from manyheads.labs.fitting import small_model
+from manyheads.labs.fitting import output_changes, small_model
 from manyheads.labs.lab import check_choice, lab
 from manyheads.labs.plain import attention_weights
 from manyheads.model.builder import build
@@ -33,15 +32,15 @@ def lower_triangle(length: int) -> Tensor:
     return torch.ones(length, length).tril().bool()
 
 
-@lab("masks", rows=("B1", "B2", "P12"), seconds=(0.1, 0.1), opposite={"when": "after"})
+@lab("masks", rows=("B1", "B2", "P12"), counterexample={"when": "after"})
 def mask_before_softmax(
-    *, when: Annotated[str, "before or after the softmax: when the mask is applied"] = "before", seed: int = 0
+    *, when: Annotated[str, "before or after the softmax: when the mask is applied"] = "before"
 ) -> Finding:
     """A mask is added to the scores before the softmax; multiplying by 0 and 1 after it is wrong.
 
     A score of −∞ gets the weight e^−∞ = 0, and the softmax divides by the sum of the others: each row still sums to 1.
-    Multiplied afterwards, the weights of the hidden tokens are missing: in the document's matrix, the rows of "the" and
-    "quick" sum to 0.91 and 0.77, so their outputs are no means any more, and shorter the earlier the word is.
+    Multiplied afterwards, the weights of the masked tokens are missing: in the document's matrix, the rows of "the" and
+    "quick" sum to 0.91 and 0.77, so their outputs are no longer means: the earlier the word, the shorter its output.
     """
     check_choice("when", when, ("before", "after"))
     printed, visible = torch.tensor(PRINTED, dtype=torch.float64), lower_triangle(3)
@@ -61,7 +60,7 @@ def mask_before_softmax(
             is_true("and accepts those of the package", not is_refused(masked)),
         ),
         tuple(
-            Heatmap(title, hatch(values, visible | (title == "No mask")), QUICK_FOX, QUICK_FOX)
+            heatmap(title, values, QUICK_FOX, QUICK_FOX, visible=visible | (title == "No mask"))
             for title, values in maps.items()
         ),
     )  # fmt: skip
@@ -95,17 +94,6 @@ def two_stacks(causal: bool) -> Any:
     return randomize(build(spec))
 
 
-@torch.no_grad()
-def changes(model: Any, ids: Tensor, *rest: Tensor) -> Tensor:
-    """The largest change of output i when token j is replaced, L×L."""
-    before, columns = model(ids, *rest), []
-    for j in range(ids.shape[1]):
-        changed = ids.clone()
-        changed[0, j] = (changed[0, j] + 1) % 16
-        columns.append((model(changed, *rest) - before)[0].abs().amax(-1))
-    return torch.stack(columns, dim=1)
-
-
 def gradients(model: Any, ids: Tensor) -> Tensor:
     """The norm of the gradient of output i with respect to the vector of token j, L×L."""
     embedded: list[Tensor] = []
@@ -116,14 +104,13 @@ def gradients(model: Any, ids: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-@lab("masks", rows=("B3", "B7"), seconds=(0.3, 0.3), opposite={"mask": "none"},
+@lab("masks", rows=("B3", "B7"), counterexample={"mask": "none"},
      try_next=("--position none", "--position rope --length 12"))  # fmt: skip
 def causality(
     *,
     mask: Annotated[str, "causal or none; none plants a leak"] = "causal",
     position: Annotated[str, "how positions are represented, such as rope"] = "sinusoidal",
     length: Annotated[int, "number of tokens"] = 8,
-    seed: int = 0,
 ) -> Finding:
     """In a causal decoder no output depends on a later token.
 
@@ -135,45 +122,38 @@ def causality(
     causal, later = mask == "causal", ~lower_triangle(length)
     model = randomize(small_model(position={"kind": position}, mask={"causal": causal}))
     ids, source = torch.randint(0, 16, (2, 1, length))
-    change, gradient = changes(model, ids), gradients(model, ids)
+    change, gradient = output_changes(model, ids, vocab=16), gradients(model, ids)
     pair = two_stacks(causal)
-    own, across = changes(pair, ids, source), source_changes(pair, ids, source)
-    least = min(float(matrix[~later].min()) for matrix in (change, gradient, own))
+    within = output_changes(pair, ids, source, vocab=16)
+    across = output_changes(lambda changed: pair(ids, changed), source, vocab=16)
+    smallest = min(float(matrix[~later].min()) for matrix in (change, gradient, within))
     return Finding(
         (
             at_most("largest change of an output before the replaced token", change[later].max(), 1e-10),
             at_most("largest gradient of an output with respect to a later token", gradient[later].max(), 1e-10),
-            at_most("encoder–decoder: largest change of an output before the token", own[later].max(), 1e-10),
-            at_least("smallest change or gradient from the token itself or an earlier one", least, 1e-8),
+            at_most("encoder–decoder: largest change of an output before the token", within[later].max(), 1e-10),
+            at_least("smallest change or gradient from the token itself or an earlier one", smallest, 1e-8),
             at_least("encoder–decoder: smallest change by a token of the source", across.min(), 1e-8),
         ),
         (
-            Heatmap("Change of output i when token j is replaced", hatch(change, change > 0), row_axis="output i",
-                    column_axis="token j"),
-            Heatmap("Encoder–decoder: change of output i when token j of the source is replaced", across.tolist(),
+            heatmap("Change of output i when token j is replaced", change, row_axis="output i", column_axis="token j",
+                    visible=change > 0),
+            heatmap("Encoder–decoder: change of output i when token j of the source is replaced", across,
                     row_axis="output i", column_axis="source token j"),
         ),
         note="A hatched cell did not change at all.",
     )  # fmt: skip
 
 
-@torch.no_grad()
-def source_changes(model: Any, ids: Tensor, source: Tensor) -> Tensor:
-    """The largest change of output i when token j of the source is replaced, L×M."""
-    return changes(lambda changed, target: model(target, changed), source, ids)
-
-
 # --------------------------------------------------------------------------------------------------------- padding
 
 
-@lab("masks", rows=("B4", "B5"), seconds=(0.2, 0.2), opposite={"masked": False},
-     try_next=("--pads 100", "--position rope"))  # fmt: skip
+@lab("masks", rows=("B4", "B5"), counterexample={"masked": False}, try_next=("--pads 100", "--position rope"))
 def padding(
     *,
     pads: Annotated[int, "number of padding tokens"] = 3,
     position: Annotated[str, "how positions are represented, such as rope"] = "sinusoidal",
     masked: Annotated[bool, "whether the model is told which tokens are padding"] = True,
-    seed: int = 0,
 ) -> Finding:
     """Padding changes nothing: a padded text gives the outputs of the text alone, on whichever side the padding is.
 
@@ -200,8 +180,7 @@ def padding(
             equals("largest output of a row that sees no key", output, 0),
             equals("largest gradient of that row", gradient, 0),
         ),
-        (Heatmap("Weights of a head, padded on the left", hatch(weights[0], ~is_pad.expand_as(weights[0])),
-                 row_axis="query", column_axis="key"),),
+        (heatmap("Weights of a head, padded on the left", weights[0], visible=~is_pad.expand_as(weights[0])),),
     )  # fmt: skip
 
 
@@ -230,14 +209,13 @@ BIG_DOG = ("a", "big", "dog", "chased", "another", "big", "dog")
 FIRST_BIG, DOG, LATER_BIG = 1, 2, 5
 
 
-@lab("masks", rows=("P3", "B6", "P12"), seconds=(0.1, 0.1), opposite={"mask": "none"},
-     try_next=("--seed 1", "--seed 2"))  # fmt: skip
-def an_earlier_word(*, mask: Annotated[str, "causal or none"] = "causal", seed: int = 0) -> Finding:
+@lab("masks", rows=("P3", "B6", "P12"), counterexample={"mask": "none"}, try_next=("--seed 1", "--seed 2"))
+def an_earlier_word(*, mask: Annotated[str, "causal or none"] = "causal") -> Finding:
     """Under a causal mask an earlier word cannot see a later one: "dog" does not see the "big" that follows it.
 
     Without positions and without a mask, both "big" have the same vector, so "dog" gives them the same weight and
     cannot know which of them is its own. A causal mask hides the later one: its weight is exactly 0, and "dog" does not
-    change if it is replaced. So order comes in through the mask alone. A hidden cell is not a small weight, and is
+    change if it is replaced. So order comes in through the mask alone. A masked cell is not a small weight, and is
     drawn hatched.
     """
     check_choice("mask", mask, ("causal", "none"))
@@ -261,7 +239,7 @@ def an_earlier_word(*, mask: Annotated[str, "causal or none"] = "causal", seed: 
             equals("hatched cells of a page", len(re.findall(r'class="[^"]*\bhidden\b', page)), int((~visible).sum())),
         ),
         (
-            Heatmap("No mask", free[0].tolist(), BIG_DOG, BIG_DOG),
-            Heatmap("Causal mask", hatch(weights[0], visible), BIG_DOG, BIG_DOG),
+            heatmap("No mask", free[0], BIG_DOG, BIG_DOG),
+            heatmap("Causal mask", weights[0], BIG_DOG, BIG_DOG, visible=visible),
         ),
     )  # fmt: skip

@@ -7,29 +7,20 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.data.builtin import stdlib
 from manyheads.files.read import read_bytes
 from manyheads.labs.figures import Heatmap, Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
-from manyheads.labs.fitting import fit, small_model
+from manyheads.labs.fitting import add_noise, fit, next_token_loss, output_changes, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.metrics.baselines import Bigram, Unigram
-from manyheads.model.builder import Model
 from manyheads.parts.inputs import Inputs
 from manyheads.tasks.batch import IGNORE_INDEX, SpecialTokens
 from manyheads.tasks.language import CausalSpec, InfillSpec, MaskedSpec, SpansSpec
 
 NAMES = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")  # the special tokens, ids 0 to 4
-
-
-def randomised(model: Model) -> Model:
-    """The model with noise added to every weight, so that its outputs differ by much."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model.eval()
 
 
 def encode(text: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -42,13 +33,8 @@ def encode(text: str) -> tuple[np.ndarray, tuple[str, ...]]:
 # ------------------------------------------------------------------------------------------------------- the next token
 
 
-@lab(
-    "objectives",
-    rows=("H1",),
-    seconds=(0.1, 0.1),
-    opposite={"causal": False},
-    try_next=("--no-causal", "--text 'to be or not to be'"),
-)
+@lab("objectives", rows=("H1",), counterexample={"causal": False},
+     try_next=("--no-causal", "--text 'to be or not to be'"))  # fmt: skip
 def next_token_labels(
     *,
     text: Annotated[str, "words"] = "the man chased the dog",
@@ -65,13 +51,8 @@ def next_token_labels(
     batch = CausalSpec().batch([(ids,)], SpecialTokens(vocab_size=len(names)), np.random.default_rng(seed))
     inputs, targets = batch.inputs.tokens, batch.targets
     length = inputs.shape[1]
-    model = randomised(small_model(vocab=len(names), seed=seed, position="sinusoidal", mask={"causal": causal}))
-    changes = torch.zeros(length, length)
-    with torch.no_grad():
-        for j in range(length):
-            changed = inputs.clone()
-            changed[0, j] = (inputs[0, j] + 1) % len(names)
-            changes[:, j] = (model(changed) - model(inputs)).abs().amax(-1)[0]
+    model = add_noise(small_model(vocab=len(names), seed=seed, position="sinusoidal", mask={"causal": causal}), 0.2)
+    changes = output_changes(model, inputs, vocab=len(names))
     before = torch.ones(length, length).triu(1).bool()
     words = [names[i] for i in inputs[0]]
     rows = [(i + 1, words[i], names[targets[0, i]]) for i in range(length)]
@@ -103,23 +84,18 @@ def masked_outputs(position: str, seed: int, *, keep_position: bool) -> tuple[Te
     if not keep_position:  # every mask is given position 0
         positions = torch.arange(len(masked))[None].masked_fill(masked, 0)
         inputs = Inputs(inputs.tokens, positions=positions)
-    model = randomised(small_model("encoder", vocab=len(names), seed=seed, position=position))
+    model = add_noise(small_model("encoder", vocab=len(names), seed=seed, position=position), 0.2)
     with torch.no_grad():
         return model(inputs)[0, masked], [f"position {i}" for i in masked.nonzero().flatten().tolist()]
 
 
-def distance_map(outputs: Tensor, places: list[str], *, keep_position: bool) -> Heatmap:
+def distance_map(outputs: Tensor, names: list[str], *, keep_position: bool) -> Heatmap:
     title = f"Distance between the outputs of masked tokens, positions {'kept' if keep_position else 'masked too'}"
-    return Heatmap(title, torch.cdist(outputs, outputs).tolist(), places, places)
+    return Heatmap(title, torch.cdist(outputs, outputs).tolist(), names, names)
 
 
-@lab(
-    "objectives",
-    rows=("H2",),
-    seconds=(0.1, 0.1),
-    opposite={"keep_position": False},
-    try_next=("--position rope", "--no-keep-position"),
-)
+@lab("objectives", rows=("H2",), counterexample={"keep_position": False},
+     try_next=("--position rope", "--no-keep-position"))  # fmt: skip
 def masked_tokens_differ(
     *,
     position: Annotated[str, "position scheme, such as sinusoidal, learned, rope or none"] = "sinusoidal",
@@ -131,23 +107,18 @@ def masked_tokens_differ(
     Masked language modelling replaces some tokens by <mask>, and the model predicts what they were. All of them are the
     same token now. What distinguishes them is the position, which is not masked: the outputs at two masks differ.
     """
-    outputs, places = masked_outputs(position, seed, keep_position=keep_position)
+    outputs, names = masked_outputs(position, seed, keep_position=keep_position)
     return Finding(
         (
             at_least("masked tokens", len(outputs), 2),
             at_least("smallest distance between their outputs", float(F.pdist(outputs).min()), 1e-3),
         ),
-        (distance_map(outputs, places, keep_position=keep_position),),
+        (distance_map(outputs, names, keep_position=keep_position),),
     )
 
 
-@lab(
-    "objectives",
-    rows=("H3",),
-    seconds=(0.1, 0.1),
-    opposite={"keep_position": True},
-    try_next=("--position learned", "--keep-position"),
-)
+@lab("objectives", rows=("H3",), counterexample={"keep_position": True},
+     try_next=("--position learned", "--keep-position"))  # fmt: skip
 def masked_positions(
     *,
     position: Annotated[str, "position scheme, such as sinusoidal, learned or rope"] = "sinusoidal",
@@ -160,7 +131,7 @@ def masked_positions(
     that every layer computes from them. The model makes one prediction for all the masked tokens of a text: of k
     different ones it can restore one. That is why the value of a token is masked, and its position is not.
     """
-    outputs, places = masked_outputs(position, seed, keep_position=keep_position)
+    outputs, names = masked_outputs(position, seed, keep_position=keep_position)
     difference = float((outputs - outputs[:1]).abs().max())
     return Finding(
         (
@@ -168,7 +139,7 @@ def masked_positions(
             equals("different predictions", len(set(outputs.argmax(-1).tolist())), 1),
             reported("masked tokens", len(outputs)),
         ),
-        (distance_map(outputs, places, keep_position=keep_position),),
+        (distance_map(outputs, names, keep_position=keep_position),),
     )
 
 
@@ -220,14 +191,8 @@ def corrupted(objective: str, rows: int, seed: int) -> tuple[list[float], list[i
     return shares, lengths, broken, pads, example
 
 
-@lab(
-    "objectives",
-    rows=("H4",),
-    seconds=(1, 5),
-    full={"rows": 100_000},
-    opposite={"objective": "spans", "rows": 500},
-    try_next=("--objective spans", "--rows 1000"),
-)
+@lab("objectives", rows=("H4",), seconds=(1, 5), full={"rows": 100_000},
+     counterexample={"objective": "spans", "rows": 500}, try_next=("--objective spans", "--rows 1000"))  # fmt: skip
 def span_corruption(
     *,
     objective: Annotated[str, "infill: one gap, as in the assignment; spans: many, as in T5"] = "infill",
@@ -276,20 +241,8 @@ def raw_bytes(*, shuffled: bool) -> tuple[Tensor, Tensor]:
     return tensors[0], tensors[1]
 
 
-def next_token_loss(model: nn.Module, windows: Tensor) -> Tensor:
-    logits: Tensor = model(windows[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
-
-
-@lab(
-    "objectives",
-    rows=("H5",),
-    seconds=(6, 50),
-    smallest={"steps": 50},
-    full={"steps": 2000},
-    opposite={"shuffled": True},
-    try_next=("--shuffled", "--steps 1000"),
-)
+@lab("objectives", rows=("H5",), seconds=(6, 50), smallest={"steps": 50}, full={"steps": 2000},
+     counterexample={"shuffled": True}, try_next=("--shuffled", "--steps 1000"))  # fmt: skip
 def labels_from_raw_text(
     *,
     steps: Annotated[int, "training steps"] = 250,

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.labs.chapters.objectives import next_token_loss
 from manyheads.labs.figures import Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals
-from manyheads.labs.fitting import fit, small_model
+from manyheads.labs.fitting import fit, next_token_loss, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, SpecialTokens
 from manyheads.tasks.language import MaskedSpec
@@ -59,15 +58,8 @@ def train_to_count(*, causal: bool, steps: int, seed: int, progress: OnProgress)
     return losses, float(np.mean(losses[-10:])), right
 
 
-@lab(
-    "objectives",
-    rows=("P7",),
-    seconds=(4, 12),
-    smallest={"steps": 200},
-    full={"steps": 1000},
-    opposite={"causal": True},
-    try_next=("--causal", "--steps 50"),
-)
+@lab("objectives", rows=("P7",), seconds=(4, 12), smallest={"steps": 200}, full={"steps": 1000},
+     counterexample={"causal": True}, try_next=("--causal", "--steps 50"))  # fmt: skip
 def without_the_mask(
     *,
     causal: Annotated[bool, "whether the model has a causal mask"] = False,

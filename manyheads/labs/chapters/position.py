@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import torch
 from torch import Tensor
 
-from manyheads.labs.figures import Cell, Heatmap, Lines, Table
+from manyheads.labs.figures import Cell, Lines, Table, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
@@ -34,18 +34,9 @@ def encoder(scheme: str, **fields: object) -> Model:
     return build(read_model({"vocab": 64, "encoder": spec | fields, "head": "untied", "init": {"std": 0.3}})).double()
 
 
-def matrix(title: str, values: Tensor, rows: str = "query", columns: str = "key") -> Heatmap:
-    return Heatmap(title, values.tolist(), row_axis=rows, column_axis=columns)
-
-
-@lab(
-    "position",
-    rows=("D1",),
-    seconds=(0.2, 0.2),
-    opposite={"position": "sinusoidal"},
-    try_next=("--position rope", "--position learned"),
-)
-def order_blindness(*, position: Annotated[str, "position scheme of the model"] = "none", seed: int = 0) -> Finding:
+@lab("position", rows=("D1",), counterexample={"position": "sinusoidal"},
+     try_next=("--position rope", "--position learned"))  # fmt: skip
+def order_blindness(*, position: Annotated[str, "position scheme of the model"] = "none") -> Finding:
     """Without positions and without a mask, attention does not see the order of the words.
 
     Every query is compared with every key by q·k, and nothing in q or k tells where a word is. If the words are put in
@@ -66,22 +57,16 @@ def order_blindness(*, position: Annotated[str, "position scheme of the model"] 
             at_most("difference between the weights of dog on the two big", both, 1e-10),
             reported("weight of dog on each big", float(weights[2, 0])),
         ),
-        (Heatmap("Attention of a head in the first layer", weights.tolist(), PHRASE, PHRASE, "query", "key"),),
+        (heatmap("Attention of a head in the first layer", weights, PHRASE, PHRASE),),
     )
 
 
-@lab(
-    "position",
-    rows=("D3",),
-    seconds=(0.3, 0.3),
-    opposite={"step": math.pi / 6},
-    try_next=("--step 0.5235987755982988", "--width 128"),
-)
+@lab("position", rows=("D3",), counterexample={"step": math.pi / 6},
+     try_next=("--step 0.5235987755982988", "--width 128"))  # fmt: skip
 def sinusoid_repeats(
     *,
     step: Annotated[float, "radians of the fastest pair per position; π/6 is a clock with twelve hours"] = 1.0,
     width: Annotated[int, "coordinates of a position vector"] = 64,
-    seed: int = 0,
 ) -> Finding:
     """Sinusoidal positions never repeat exactly.
 
@@ -113,19 +98,13 @@ def sinusoid_repeats(
     return Finding(tuple(checks), (Lines(title, "t", "distance", curves),))
 
 
-@lab(
-    "position",
-    rows=("D4",),
-    seconds=(0.2, 0.2),
-    opposite={"table": "learned"},
-    try_next=("--table learned", "--width 16 --length 100"),
-)
+@lab("position", rows=("D4",), counterexample={"table": "learned"},
+     try_next=("--table learned", "--width 16 --length 100"))  # fmt: skip
 def gram_matrix(
     *,
     table: Annotated[str, "sinusoidal, or learned as it is initialised"] = "sinusoidal",
     width: Annotated[int, "coordinates of a position vector"] = 64,
     length: Annotated[int, "positions"] = 300,
-    seed: int = 0,
 ) -> Finding:
     """The inner product of two sinusoidal positions depends on their offset alone, and is larger for near ones.
 
@@ -147,7 +126,9 @@ def gram_matrix(
             reported("product at offset 0", float(gram[0, 0])),
         ),
         (
-            matrix("Gram matrix of the first 60 positions", gram[:60, :60], "position", "position"),
+            heatmap(
+                "Gram matrix of the first 60 positions", gram[:60, :60], row_axis="position", column_axis="position"
+            ),
             Lines("Inner product by offset", "offset", "p · p", {table: curve}),
         ),
     )
@@ -181,18 +162,11 @@ def four_terms(join: str, width: int) -> tuple[Tensor, dict[str, Tensor]]:
     return x @ x.T, terms
 
 
-@lab(
-    "position",
-    rows=("D5", "D18"),
-    seconds=(0.1, 0.1),
-    opposite={"join": "concat"},
-    try_next=("--join concat", "--width 256"),
-)
+@lab("position", rows=("D5", "D18"), counterexample={"join": "concat"}, try_next=("--join concat", "--width 256"))
 def added_positions(
     *,
     join: Annotated[str, "how positions are joined to the words: add or concat"] = "add",
     width: Annotated[int, "width of the model"] = 32,
-    seed: int = 0,
 ) -> Finding:
     """Adding the position to the word makes four terms of every score.
 
@@ -218,23 +192,16 @@ def added_positions(
         ),
         (
             Table("The same two words twice, at the same offset", ["tokens", *terms, "score"], rows),
-            *(matrix(name, term) for name, term in {**terms, "score": score}.items()),
+            *(heatmap(name, term) for name, term in {**terms, "score": score}.items()),
         ),
     )  # fmt: skip
 
 
-@lab(
-    "position",
-    rows=("D6",),
-    seconds=(0.1, 0.1),
-    opposite={"join": "add"},
-    try_next=("--join add", "--width 64"),
-)
+@lab("position", rows=("D6",), counterexample={"join": "add"}, try_next=("--join add", "--width 64"))
 def concatenated_positions(
     *,
     join: Annotated[str, "how positions are joined to the words: concat or add"] = "concat",
     width: Annotated[int, "width of the model, half of it for the position"] = 32,
-    seed: int = 0,
 ) -> Finding:
     """Concatenating the position to the word leaves no cross terms.
 
@@ -249,7 +216,7 @@ def concatenated_positions(
             equals("largest cross term", cross, 0.0),
             at_most("score − (word·word + position·position)", float(rest.abs().max()), 1e-10),
         ),
-        tuple(matrix(name, term) for name, term in {**terms, "score": score}.items()),
+        tuple(heatmap(name, term) for name, term in {**terms, "score": score}.items()),
     )
 
 
@@ -273,14 +240,7 @@ def predicted_ratio(width: int, std: float | None, scale: bool) -> float:
     return sigma * math.sqrt(width / 2) * math.sqrt(2 / math.pi) / float(p[0] @ p[1])
 
 
-@lab(
-    "position",
-    rows=("D8",),
-    errata=("E11",),
-    seconds=(0.5, 0.5),
-    opposite={"scale": True},
-    try_next=("--scale", "--widest 2048"),
-)
+@lab("position", rows=("D8",), errata=("E11",), counterexample={"scale": True}, try_next=("--scale", "--widest 2048"))
 def cross_terms_by_width(
     *,
     scale: Annotated[bool, "judge token tables that are multiplied by √d"] = False,
@@ -326,13 +286,7 @@ def cross_terms_by_width(
     )  # fmt: skip
 
 
-@lab(
-    "position",
-    rows=("D7",),
-    seconds=(0.2, 0.2),
-    opposite={"join": "add"},
-    try_next=("--join add", "--width 64"),
-)
+@lab("position", rows=("D7",), counterexample={"join": "add"}, try_next=("--join add", "--width 64"))
 def multiplied_positions(
     *,
     join: Annotated[str, "how positions are joined to the words: multiply or add"] = "multiply",
@@ -366,5 +320,5 @@ def multiplied_positions(
             is_true("the token table has a gradient", has_gradients),
             near("share of coordinates of the first word that are 0", lost[0], 0.5, 0.0),
         ),
-        (matrix("A word in every coordinate, at 7 positions: w ∘ p", x, "position", "coordinate"),),
+        (heatmap("A word in every coordinate, at 7 positions: w ∘ p", x, "position", "coordinate"),),
     )

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import InputLengthError
-from manyheads.labs.chapters.position import matrix
-from manyheads.labs.figures import Cell, Figure, Heatmap, Lines, Table
+from manyheads.labs.figures import Cell, Figure, Heatmap, Lines, Table, heatmap
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
+from manyheads.labs.plain import attention_weights
 from manyheads.labs.schemes import (
     POSITIONAL,
     SCHEMES,
@@ -23,15 +23,11 @@ from manyheads.labs.schemes import (
     spread_of_diagonals,
 )
 from manyheads.model.builder import Model
+from manyheads.model.cost import count_parameters
 from manyheads.parts.core import DotSpec
-from manyheads.parts.mask import Mask
 from manyheads.parts.position import ClippedSpec, PositionSpec, ShawSpec
 from manyheads.parts.rope import RopeSpec
 from manyheads.spec import SLOTS, Tree
-
-
-def count_parameters(model: torch.nn.Module) -> int:
-    return sum(weight.numel() for weight in model.parameters())
 
 
 def parameters_of(position: Tree, **fields: Any) -> int:
@@ -49,19 +45,13 @@ def fails_at(model: Model, length: int) -> str:
     return ""
 
 
-@lab(
-    "position",
-    rows=("D9",),
-    seconds=(0.3, 0.3),
-    opposite={"scheme": "sinusoidal"},
-    try_next=("--scheme sinusoidal", "--length 1024 --width 64"),
-)
+@lab("position", rows=("D9",), counterexample={"scheme": "sinusoidal"},
+     try_next=("--scheme sinusoidal", "--length 1024 --width 64"))  # fmt: skip
 def learned_positions(
     *,
     scheme: Annotated[str, "position scheme that is judged"] = "learned",
     length: Annotated[int, "T, the number of positions"] = 40,
     width: Annotated[int, "d, the width of the model"] = 32,
-    seed: int = 0,
 ) -> Finding:
     """Learned positions are a table of T rows and d columns, and end after T positions.
 
@@ -93,13 +83,8 @@ def learned_positions(
     )
 
 
-@lab(
-    "position",
-    rows=("D10", "D11"),
-    seconds=(0.3, 0.3),
-    opposite={"unclipped": "shaw"},
-    try_next=("--length 100 --heads 8", "--clip 2"),
-)
+@lab("position", rows=("D10", "D11"), counterexample={"unclipped": "shaw"},
+     try_next=("--length 100 --heads 8", "--clip 2"))  # fmt: skip
 def relative_bias(
     *,
     length: Annotated[int, "T, the number of positions"] = 12,
@@ -133,22 +118,15 @@ def relative_bias(
             equals(f"largest difference beyond offset {clip}, at {5 * length} positions", ends, 0.0),
             is_true(f"without clipping, {length + 1} tokens are an error", fails_at(models["full"], length + 1) != ""),
         ),
-        (matrix("Bias of a head", bias["full"]), matrix(f"Bias of a head, clipped at {clip}", bias["clipped"])),
+        (heatmap("Bias of a head", bias["full"]), heatmap(f"Bias of a head, clipped at {clip}", bias["clipped"])),
     )  # fmt: skip
 
 
-@lab(
-    "position",
-    errata=("E14",),
-    seconds=(0.1, 0.1),
-    opposite={"kind": "clipped"},
-    try_next=("--kind clipped", "--clip 16"),
-)
+@lab("position", errata=("E14",), counterexample={"kind": "clipped"}, try_next=("--kind clipped", "--clip 16"))
 def vectors_of_shaw(
     *,
     kind: Annotated[str, "shaw, or clipped for scalars"] = "shaw",
     clip: Annotated[int, "k, the largest offset with a vector of its own"] = 8,
-    seed: int = 0,
 ) -> Finding:
     """A bias per offset is simpler than the scheme of Shaw et al. 2018, which has vectors.
 
@@ -176,34 +154,18 @@ def vectors_of_shaw(
             equals("difference between heads with one query", shares, 0.0),
             equals("parameters", count_parameters(build), (2 * clip + 1) * size),
         ),
-        tuple(matrix(f"Bias for query vectors {name}", b[0, 0]) for name, b in (("A", first), ("B", second))),
+        tuple(heatmap(f"Bias for query vectors {name}", b[0, 0]) for name, b in (("A", first), ("B", second))),
         correction="Shaw et al. learn a vector per offset, shared by the heads, whose product with the query is added; "
         "a scalar per offset and head, which does not depend on the query, is another scheme.",
     )
 
 
-def core_weights(core: DotSpec, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
-    length, size = q.shape
-    weights = core.build(1, size, size).weights(
-        q[None, None], k[None, None], mask=Mask(length, length, q.device), positions=count_positions(length),
-        bias=None if bias is None else bias[None, None],
-    )  # fmt: skip
-    return weights[0, 0]
-
-
-@lab(
-    "position",
-    rows=("D12",),
-    errata=("E5",),
-    seconds=(0.1, 0.1),
-    opposite={"own_scale": True},
-    try_next=("--own-scale", "--position-size 32"),
-)
+@lab("position", rows=("D12",), errata=("E5",), counterexample={"own_scale": True},
+     try_next=("--own-scale", "--position-size 32"))  # fmt: skip
 def bias_or_concatenation(
     *,
     own_scale: Annotated[bool, "each attention divides by the root of its own size"] = False,
     position_size: Annotated[int, "coordinates of the position in queries and keys"] = 4,
-    seed: int = 0,
 ) -> Finding:
     """A bias q_pos · k_pos does the same as concatenating the positions to queries and keys.
 
@@ -214,39 +176,35 @@ def bias_or_concatenation(
     size, scale = 8, (8 + position_size) ** -0.5
     q, k = torch.randn(2, 6, size, dtype=torch.float64)
     q_position, k_position = torch.randn(2, 6, position_size, dtype=torch.float64)
-    joined = core_weights(DotSpec(), torch.cat((q, q_position), -1), torch.cat((k, k_position), -1))
     bias = q_position @ k_position.T
-    same = core_weights(DotSpec(scale=scale), q, k, scale * bias)
-    own = core_weights(DotSpec(), q, k, size**-0.5 * bias)
-    judged = own if own_scale else same
+    plain, scaled = DotSpec().build(1, size, size), DotSpec(scale=scale).build(1, size, size)
+    wide = DotSpec().build(1, size + position_size, size + position_size)
+    joined = attention_weights(torch.cat((q, q_position), -1), torch.cat((k, k_position), -1), wide)
+    same = attention_weights(q, k, scaled, bias_LM=scale * bias)
+    unequal = attention_weights(q, k, plain, bias_LM=size**-0.5 * bias)
+    judged = unequal if own_scale else same
     return Finding(
         (
             at_most("largest difference of the weights", float((judged - joined).abs().max()), 1e-6),
-            at_least("the same with a bias and 1/√d of its own", float((own - joined).abs().max()), 1e-3),
+            at_least("the same with a bias and 1/√d of its own", float((unequal - joined).abs().max()), 1e-3),
         ),
         (
-            matrix("Weights with concatenated positions", joined),
-            matrix("Weights with a bias, same scale", same),
-            matrix("Difference with its own scale", own - joined),
+            heatmap("Weights with concatenated positions", joined),
+            heatmap("Weights with a bias, same scale", same),
+            heatmap("Difference with its own scale", unequal - joined),
         ),
         correction="Concatenation changes the size of the vectors, and so the factor 1/√d. Bias and concatenation give "
         "the same weights only if both use the factor of the longer vectors.",
     )
 
 
-@lab(
-    "position",
-    rows=("D14",),
-    seconds=(0.2, 0.2),
-    opposite={"scheme": "sinusoidal"},
-    try_next=("--fraction 0.25", "--scheme sinusoidal"),
-)
+@lab("position", rows=("D14",), counterexample={"scheme": "sinusoidal"},
+     try_next=("--fraction 0.25", "--scheme sinusoidal"))  # fmt: skip
 def rotation(
     *,
     scheme: Annotated[str, "rope, or sinusoidal: positions added to the same q and k"] = "rope",
     fraction: Annotated[float, "share of the coordinates that are rotated"] = 1.0,
     length: Annotated[int, "positions"] = 60,
-    seed: int = 0,
 ) -> Finding:
     """Rotating queries and keys by their position makes their score depend on the offset alone.
 
@@ -276,7 +234,8 @@ def rotation(
             equals("change of the other coordinates", float((rotated_q[:, kept:] - q[kept:]).abs().sum()), 0.0),
         ),
         (
-            matrix("Score of one q at position m (row) and one k at position n (column)", scores, "m", "n"),
+            heatmap("Score of one q at position m (row) and one k at position n (column)", scores, row_axis="m",
+                    column_axis="n"),
             Lines("Score by offset", "n − m", "score",
                   {scheme: [(float(o), float(scores.diagonal(o)[0])) for o in range(1 - length, length)]}),
         ),
@@ -287,18 +246,12 @@ def pictures(name: str, model: Model, length: int) -> list[Figure]:
     table, scores = position_table(model, length), position_scores(model, length)
     figures: list[Figure] = []
     if table is not None:
-        figures.append(matrix(f"{name}: position vectors", table, "position", "coordinate"))
-    return [*figures, matrix(f"{name}: position part of the score", scores)]
+        figures.append(heatmap(f"{name}: position vectors", table, row_axis="position", column_axis="coordinate"))
+    return [*figures, heatmap(f"{name}: position part of the score", scores)]
 
 
-@lab(
-    "position",
-    rows=("D17",),
-    seconds=(0.5, 1.0),
-    full={"length": 64},
-    opposite={"offset_alone": "learned"},
-    try_next=("--schemes learned", "--length 64 --schemes sinusoidal,rope"),
-)
+@lab("position", rows=("D17",), seconds=(0.5, 1.0), full={"length": 64}, counterexample={"offset_alone": "learned"},
+     try_next=("--schemes learned", "--length 64 --schemes sinusoidal,rope"))  # fmt: skip
 def pictures_of_schemes(
     *,
     schemes: Annotated[str, "schemes that are drawn"] = POSITIONAL,

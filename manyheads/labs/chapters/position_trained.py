@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import permutations
+from itertools import permutations, product
 from statistics import mean, stdev
 from typing import Annotated
 
@@ -18,11 +18,29 @@ from manyheads.labs.fitting import fit, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.labs.language import LENGTH, language_model, perplexity
 from manyheads.labs.schemes import POSITIONAL, SCHEMES, by_offset, position_scores, scheme_names
-from manyheads.labs.sentences import NOUNS, VERBS, Pair, sentences
 from manyheads.metrics.text import bleu
 from manyheads.model.builder import Model, build
 from manyheads.model.spec import read_model
 from manyheads.parts.inputs import Inputs
+
+NOUNS = {
+    "man": ("adam", "adamı"), "dog": ("köpek", "köpeği"), "cat": ("kedi", "kediyi"),
+    "mouse": ("fare", "fareyi"), "child": ("çocuk", "çocuğu"), "bird": ("kuş", "kuşu"),
+}  # fmt: skip
+ADJECTIVES = {"small": "küçük", "big": "büyük", "red": "kırmızı", "old": "yaşlı"}
+VERBS = {"chased": "kovaladı", "saw": "gördü", "liked": "sevdi", "found": "buldu"}
+Pair = tuple[list[str], list[str]]
+
+
+def sentences() -> list[Pair]:
+    """Every sentence of a small English, "the small dog chased the man", and the same in Turkish word order."""
+    phrases = [([adjective] if adjective else [], noun) for adjective in ("", *ADJECTIVES) for noun in NOUNS]
+    pairs = []
+    for (first, subject), verb, (second, object_) in product(phrases, VERBS, phrases):
+        source = ["the", *first, subject, verb, "the", *second, object_]
+        target = [*map(ADJECTIVES.get, first), NOUNS[subject][0], *map(ADJECTIVES.get, second), NOUNS[object_][1]]
+        pairs.append((source, [*map(str, target), VERBS[verb]]))
+    return pairs
 
 
 def watched(names: Iterable[str], progress: OnProgress) -> Iterator[str]:
@@ -70,15 +88,9 @@ def chase_accuracy(scheme: str, steps: int, seed: int) -> tuple[float, float]:
     return float((logits.argmax(-1) == agents).double().mean()), float((logits[:1] - swapped).abs().max())
 
 
-@lab(
-    "position",
-    rows=("D2", "P12"),
-    seconds=(8.0, 30.0),
-    smallest={"schemes": "sinusoidal rope", "steps": 60},
-    full={"steps": 300},
-    opposite={"blind": "sinusoidal"},
-    try_next=("--schemes alibi --steps 25", "--schemes learned --steps 20"),
-)
+@lab("position", rows=("D2", "P12"), seconds=(8.0, 30.0), smallest={"schemes": "sinusoidal rope", "steps": 60},
+     full={"steps": 300}, counterexample={"blind": "sinusoidal"},
+     try_next=("--schemes alibi --steps 25", "--schemes learned --steps 20"))  # fmt: skip
 def word_order(
     *,
     schemes: Annotated[str, "schemes that have to learn it"] = POSITIONAL,
@@ -164,15 +176,9 @@ def translation_bleu(scheme: str, width: int, steps: int, seed: int) -> float:
     return bleu(translate(model, tested), [" ".join(target) for _, target in tested])
 
 
-@lab(
-    "position",
-    rows=("D13",),
-    seconds=(30.0, 300.0),
-    smallest={"schemes": "", "seeds": 1},
-    full={"schemes": f"none {POSITIONAL}", "steps": 400, "seeds": 3},
-    opposite={"relative": "none"},
-    try_next=("--schemes sinusoidal,relative --seeds 5", "--relative shaw"),
-)
+@lab("position", rows=("D13",), seconds=(30.0, 300.0), smallest={"schemes": "", "seeds": 1},
+     full={"schemes": f"none {POSITIONAL}", "steps": 400, "seeds": 3}, counterexample={"relative": "none"},
+     try_next=("--schemes sinusoidal,relative --seeds 5", "--relative shaw"))  # fmt: skip
 def schemes_on_one_task(
     *,
     schemes: Annotated[str, "schemes that are compared"] = "none rope",
@@ -209,15 +215,9 @@ def schemes_on_one_task(
 MARGIN = 1.5  # times the perplexity with sinusoidal positions
 
 
-@lab(
-    "position",
-    rows=("D15",),
-    seconds=(15.0, 200.0),
-    smallest={"steps": 100},
-    full={"steps": 600, "seeds": 3, "schemes": "sinusoidal learned relative alibi rope"},
-    opposite={"window": 1},
-    try_next=("--window 4", "--schemes sinusoidal,rope,alibi"),
-)
+@lab("position", rows=("D15",), seconds=(15.0, 200.0), smallest={"steps": 100},
+     full={"steps": 600, "seeds": 3, "schemes": "sinusoidal learned relative alibi rope"}, counterexample={"window": 1},
+     try_next=("--window 4", "--schemes sinusoidal,rope,alibi"))  # fmt: skip
 def no_positions_but_causal(
     *,
     schemes: Annotated[str, "schemes that are compared with none"] = "sinusoidal",
@@ -258,15 +258,9 @@ def no_positions_but_causal(
     )
 
 
-@lab(
-    "position",
-    rows=("P6",),
-    seconds=(4.0, 15.0),
-    smallest={"trained": ""},
-    full={"trained": "learned relative clipped bucketed shaw", "steps": 600},
-    opposite={"schemes": "relative"},
-    try_next=("--trained relative --steps 400", "--schemes sinusoidal --trained learned"),
-)
+@lab("position", rows=("P6",), seconds=(4.0, 15.0), smallest={"trained": ""},
+     full={"trained": "learned relative clipped bucketed shaw", "steps": 600}, counterexample={"schemes": "relative"},
+     try_next=("--trained relative --steps 400", "--schemes sinusoidal --trained learned"))  # fmt: skip
 def similar_distance(
     *,
     schemes: Annotated[str, "schemes that have it from the start"] = "sinusoidal concatenated alibi rope",

@@ -82,15 +82,9 @@ def at_chance(report: ProbeReport, layer: int) -> Check:
     return Check(name, f"{low:.3f} to {high:.3f}", expected, low <= report.chance <= high)
 
 
-@lab(
-    "probing",
-    rows=("L1", "L2", "L3", "L7"),
-    seconds=(7.0, 60.0),
-    smallest={"rows": 100, "steps": 60},
-    full={"rows": 1000, "steps": 600},
-    opposite={"mask": "bidirectional"},
-    try_next=("--text biographies", "--scheme sinusoidal --rows 500"),
-)
+@lab("probing", rows=("L1", "L2", "L3", "L7"), seconds=(7.0, 60.0), smallest={"rows": 100, "steps": 60},
+     full={"rows": 1000, "steps": 600}, counterexample={"mask": "bidirectional"},
+     try_next=("--text biographies", "--scheme sinusoidal --rows 500"))  # fmt: skip
 def position_probe(
     *,
     text: Annotated[str, "tune or biographies"] = "tune",
@@ -134,15 +128,9 @@ def position_probe(
     )
 
 
-@lab(
-    "probing",
-    rows=("L4",),
-    seconds=(7.0, 60.0),
-    smallest={"rows": 100, "steps": 60},
-    full={"rows": 1000, "steps": 600},
-    opposite={"mask": "causal"},
-    try_next=("--mask causal", "--scheme rope"),
-)
+@lab("probing", rows=("L4",), seconds=(7.0, 60.0), smallest={"rows": 100, "steps": 60},
+     full={"rows": 1000, "steps": 600}, counterexample={"mask": "causal"},
+     try_next=("--mask causal", "--scheme rope"))  # fmt: skip
 def blind_probe(
     *,
     scheme: Annotated[str, "position scheme of the model"] = "none",
@@ -173,15 +161,11 @@ def blind_probe(
     )
 
 
-@lab(
-    "probing",
-    rows=("L5",),
-    seconds=(15.0, 300.0),
-    smallest={"schemes": "none", "embedded": "sinusoidal", "rows": 60, "steps": 60},
-    full={"rows": 600, "steps": 600, "schemes": "none relative clipped alibi rope"},
-    opposite={"embedded": "none"},
-    try_next=("--mask bidirectional", "--schemes clipped,alibi,shaw"),
-)
+@lab("probing", rows=("L5",), seconds=(15.0, 300.0),
+     smallest={"schemes": "none", "embedded": "sinusoidal", "rows": 60, "steps": 60},
+     full={"rows": 600, "steps": 600, "schemes": "none relative clipped alibi rope"},
+     counterexample={"embedded": "none"},
+     try_next=("--mask bidirectional", "--schemes clipped,alibi,shaw"))  # fmt: skip
 def schemes_probed(
     *,
     schemes: Annotated[str, "schemes that act in attention, or none"] = "none relative rope",
@@ -222,15 +206,9 @@ def schemes_probed(
     return Finding(tuple(checks), (Lines(title, "layer", "accuracy", curves, {"chance": chance}), *tables))  # fmt: skip
 
 
-@lab(
-    "probing",
-    rows=("L6",),
-    seconds=(5.0, 40.0),
-    smallest={"rows": 60, "steps": 60},
-    full={"rows": 600, "steps": 600},
-    opposite={"scheme": "none", "mask": "bidirectional"},
-    try_next=("--scheme none", "--scheme none --mask bidirectional"),
-)
+@lab("probing", rows=("L6",), seconds=(5.0, 40.0), smallest={"rows": 60, "steps": 60}, full={"rows": 600, "steps": 600},
+     counterexample={"scheme": "none", "mask": "bidirectional"},
+     try_next=("--scheme none", "--scheme none --mask bidirectional"))  # fmt: skip
 def previous_token_probe(
     *,
     scheme: Annotated[str, "position scheme of the model"] = "sinusoidal",

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.labs.figures import Bars, Heatmap, Lines
+from manyheads.labs.figures import Bars, Heatmap, Lines, heatmap
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, reported
 from manyheads.labs.fitting import fit
 from manyheads.labs.lab import OnProgress, lab, no_progress
@@ -46,11 +46,8 @@ def exact_match(model: Model, pair: Pair) -> float:
     return float((model(inputs, source).argmax(-1) == targets).all(dim=1).float().mean())
 
 
-@lab(
-    "recurrent", rows=("E1",), seconds=(4.0, 8.0), smallest={"steps": 30, "length": 2},
-    full={"steps": 200}, opposite={"steps": 1},
-    try_next=("--steps 300", "--length 8"),
-)  # fmt: skip
+@lab("recurrent", rows=("E1",), seconds=(4.0, 8.0), smallest={"steps": 30, "length": 2}, full={"steps": 200},
+     counterexample={"steps": 1}, try_next=("--steps 300", "--length 8"))  # fmt: skip
 def without_attention(
     *,
     length: Annotated[int, "number of tokens to copy"] = 4,
@@ -81,11 +78,9 @@ def without_attention(
     )
 
 
-@lab(
-    "recurrent", rows=("E4",), seconds=(10.0, 80.0),
-    smallest={"shortest": 3, "longest": 8, "steps": 150, "symbols": 4}, full={"longest": 50, "steps": 900},
-    opposite={"attention": False}, try_next=("--longest 10", "--steps 600"),
-)  # fmt: skip
+@lab("recurrent", rows=("E4",), seconds=(10.0, 80.0),
+     smallest={"shortest": 3, "longest": 8, "steps": 150, "symbols": 4}, full={"longest": 50, "steps": 900},
+     counterexample={"attention": False}, try_next=("--longest 10", "--steps 600"))  # fmt: skip
 def bottleneck(
     *,
     shortest: Annotated[int, "tokens of the shortest sequence"] = 5,
@@ -133,10 +128,9 @@ def bottleneck(
     )
 
 
-@lab(
-    "recurrent", rows=("E2",), errata=("E13",), seconds=(6.0, 20.0), smallest={"length": 4, "steps": 80},
-    full={"length": 8, "steps": 400}, opposite={"steps": 1}, try_next=("--readout state", "--length 10 --steps 400"),
-)  # fmt: skip
+@lab("recurrent", rows=("E2",), errata=("E13",), seconds=(6.0, 20.0), smallest={"length": 4, "steps": 80},
+     full={"length": 8, "steps": 400}, counterexample={"steps": 1},
+     try_next=("--readout state", "--length 10 --steps 400"))  # fmt: skip
 def alignment(
     *,
     length: Annotated[int, "number of tokens"] = 6,
@@ -208,15 +202,12 @@ def context_gradients_are_exact() -> bool:
     return bool(torch.autograd.gradcheck(context, (s, h), raise_exception=False))
 
 
-@lab(
-    "recurrent", rows=("E3",), seconds=(0.1, 0.1), opposite={"noise": 0.5}, try_next=("--size 1", "--noise 0.01"),
-)  # fmt: skip
+@lab("recurrent", rows=("E3",), counterexample={"noise": 0.5}, try_next=("--dim 1", "--noise 0.01"))
 @torch.no_grad()
 def score_functions(
     *,
-    size: Annotated[int, "size of the two projections"] = 3,
+    dim: Annotated[int, "size of the two projections"] = 3,
     noise: Annotated[float, "noise added to W"] = 0.0,
-    seed: int = 0,
 ) -> Finding:
     """Projecting query and key and taking their product is a bilinear score.
 
@@ -225,7 +216,7 @@ def score_functions(
     is another family. A score of your own is one line: register_score(name, function).
     """
     q, k = torch.randn(4, 5), torch.randn(6, 5)
-    projected: Any = ProjectedSpec(size=size, scaled=False).build(1, 5, 5)
+    projected: Any = ProjectedSpec(size=dim, scaled=False).build(1, 5, 5)
     bilinear: Any = BilinearSpec(scaled=False).build(1, 5, 5)
     product = projected.query_weight @ projected.key_transform.weight.transpose(1, 2)
     bilinear.weight.copy_(product + noise * torch.randn_like(product))
@@ -241,10 +232,10 @@ def score_functions(
     return Finding(
         (
             at_most("largest difference between two projections and bilinear", difference, 1e-6),
-            at_most("rank of W", int(torch.linalg.matrix_rank(product[0])), size),
+            at_most("rank of W", int(torch.linalg.matrix_rank(product[0])), dim),
             at_most("largest difference of a row's sum from 1, all scores", sums, 1e-6),
         ),
-        tuple(Heatmap(name, matrix.tolist(), row_axis="query", column_axis="key") for name, matrix in weights.items()),
+        tuple(heatmap(name, matrix) for name, matrix in weights.items()),
     )
 
 
@@ -257,10 +248,8 @@ def own_core() -> Core:
         SLOTS["core"].kinds.pop("lab-distance", None)
 
 
-@lab(
-    "recurrent", rows=("E5",), seconds=(0.5, 2.0), full={"length": 100}, opposite={"attention": False},
-    try_next=("--cell lstm", "--length 100"),
-)  # fmt: skip
+@lab("recurrent", rows=("E5",), seconds=(0.5, 2.0), full={"length": 100}, counterexample={"attention": False},
+     try_next=("--cell lstm", "--length 100"))  # fmt: skip
 def gradient_reach(
     *,
     length: Annotated[int, "number of source tokens"] = 40,
@@ -310,10 +299,9 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return float((x @ (y - y.mean())) / (x @ x))
 
 
-@lab(
-    "recurrent", rows=("P2",), seconds=(8.0, 40.0), smallest={"distance": 10, "steps": 60},
-    full={"distance": 40, "steps": 300}, opposite={"cell": "gru"}, try_next=("--distance 5", "--distance 40"),
-)  # fmt: skip
+@lab("recurrent", rows=("P2",), seconds=(8.0, 40.0), smallest={"distance": 10, "steps": 60},
+     full={"distance": 40, "steps": 300}, counterexample={"cell": "gru"},
+     try_next=("--distance 5", "--distance 40"))  # fmt: skip
 def attentive_cell(
     *,
     distance: Annotated[int, "tokens between the one to remember and the question"] = 16,

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.inspect.measure import receptive_field
 from manyheads.labs.figures import Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, reported
-from manyheads.labs.fitting import fit, small_model
+from manyheads.labs.fitting import count_calls, fastest, fit, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.model.builder import Model, build
+from manyheads.model.cost import count_parameters
 from manyheads.model.spec import read_model
 
 SYMBOLS = 8
@@ -25,10 +28,8 @@ def recurrent_model(seed: int, width: int = 32) -> Model:
     return build(read_model({"vocab": SYMBOLS, "recurrent": fields, "head": "untied"}), seed=seed)
 
 
-@lab(
-    "recurrent", rows=("E6",), seconds=(1.0, 2.0), smallest={"longest": 64}, full={"longest": 1024},
-    opposite={"recurrent": True}, try_next=("--longest 1024", "--recurrent"),
-)  # fmt: skip
+@lab("recurrent", rows=("E6",), seconds=(1.0, 2.0), smallest={"longest": 64}, full={"longest": 1024},
+     counterexample={"recurrent": True}, try_next=("--longest 1024", "--recurrent"))  # fmt: skip
 def sequential_steps(
     *,
     longest: Annotated[int, "tokens of the longest sequence that is timed"] = 512,
@@ -42,20 +43,19 @@ def sequential_steps(
     result of the one before; it is counted in the graph that torch records for the gradient.
     """
     layer = recurrent_model(seed) if recurrent else small_model(vocab=SYMBOLS, layers=1, seed=seed)
+    module = "cells.0" if recurrent else "decoder.layers.0"
     network, lengths = recurrent_model(seed), [n for n in (32, 64, 128, 256, 512, 1024) if n <= longest]
     short, long = 16, 32
     depth = {name: [chain(model, n) for n in (short, long)] for name, model in (("net", network), ("layer", layer))}
     per_token = (depth["net"][1] - depth["net"][0]) / (long - short)
     times = {
-        name: [(float(n), 1e6 * seconds(model, n) / n) for n in lengths]
+        name: [(float(n), 1e6 * fastest(partial(model, zeros(n)), 3) / n) for n in lengths]
         for name, model in (("recurrent network", network), ("transformer layer", layer))
     }
     return Finding(
         (
-            equals("steps of the recurrent network for 32 tokens", calls(network, "cells.0", long), long),
-            equals(
-                "steps of the transformer layer", calls(layer, "cells.0" if recurrent else "decoder.layers.0", long), 1
-            ),
+            equals("steps of the recurrent network for 32 tokens", count_calls(network, "cells.0", zeros(long)), long),
+            equals("steps of the transformer layer", count_calls(layer, module, zeros(long)), 1),
             at_least("operations that each further token adds to the chain: recurrent network", per_token, 1.0),
             equals("the same: transformer layer", float(depth["layer"][1] - depth["layer"][0]), 0.0),
             *(
@@ -68,18 +68,13 @@ def sequential_steps(
     )
 
 
-def calls(model: Model, name: str, length: int) -> int:
-    """How often a module runs in one forward pass."""
-    count: list[int] = []
-    handle = model.get_submodule(name).register_forward_hook(lambda *_: count.append(1))
-    model(torch.zeros(1, length, dtype=torch.long))
-    handle.remove()
-    return len(count)
+def zeros(length: int) -> Tensor:
+    return torch.zeros(1, length, dtype=torch.long)
 
 
 def chain(model: Model, length: int) -> int:
     """The number of operations on the longest path of the graph of a forward pass."""
-    out: Tensor = model(torch.zeros(1, length, dtype=torch.long))
+    out: Tensor = model(zeros(length))
     depth: dict[Any, int] = {}
     stack = [out.grad_fn]
     while stack:
@@ -92,21 +87,8 @@ def chain(model: Model, length: int) -> int:
     return depth[out.grad_fn]
 
 
-@torch.no_grad()
-def seconds(model: Model, length: int, repeats: int = 3) -> float:
-    """The shortest time of some forward passes."""
-    ids, taken = torch.zeros(1, length, dtype=torch.long), []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        model(ids)
-        taken.append(time.perf_counter() - start)
-    return min(taken)
-
-
-@lab(
-    "recurrent", rows=("P1",), seconds=(0.2, 0.5), smallest={"layers": 2, "kernel": 3}, full={"layers": 5, "kernel": 6},
-    opposite={"attention": True}, try_next=("--layers 6 --kernel 2", "--attention"),
-)  # fmt: skip
+@lab("recurrent", rows=("P1",), smallest={"layers": 2, "kernel": 3}, full={"layers": 5, "kernel": 6},
+     counterexample={"attention": True}, try_next=("--layers 6 --kernel 2", "--attention"))  # fmt: skip
 @torch.no_grad()
 def reach_of_convolution(
     *,
@@ -122,33 +104,29 @@ def reach_of_convolution(
     mask. A layer reaches k − 1 tokens further back than the one below it. The reach is measured: a token is seen if a
     change of it changes the last output.
     """
-    ids = torch.randint(0, SYMBOLS, (1, tokens))
+    ids = torch.randint(0, SYMBOLS, (tokens,)).tolist()
 
-    def seen(layers: int, core: dict[str, Any]) -> int:
+    def reach(layers: int, core: dict[str, Any]) -> int:
         model = small_model(vocab=SYMBOLS, layers=layers, core=core, seed=seed).double()
-        changed = ids.expand(tokens, -1).clone()
-        changed.diagonal().copy_((ids[0] + 1) % SYMBOLS)
-        return int((model(changed)[:, -1] != model(ids)[:, -1]).any(dim=-1).sum())
+        return len(receptive_field(model, ids, tokens - 1, replacements=[0, 1]))
 
     rows = []
     for n in range(1, layers + 1):
         for k in range(2, kernel + 1):
-            measured = seen(n, {} if attention else {"kind": "convolution", "kernel": k})
+            measured = reach(n, {} if attention else {"kind": "convolution", "kernel": k})
             rows.append((n, k, min(1 + n * (k - 1), tokens), measured))
     return Finding(
         (
             equals("settings in which the reach is 1 + n(k − 1)", sum(e == m for *_, e, m in rows), len(rows)),
-            equals("tokens that one layer of attention sees", seen(1, {}), tokens),
+            equals("tokens that one layer of attention sees", reach(1, {}), tokens),
         ),
         (Table("Tokens that the last output depends on", ("layers n", "kernel k", "1 + n(k − 1)", "measured"), rows),),
     )
 
 
-@lab(
-    "recurrent", rows=("P1",), seconds=(5.0, 20.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
-    full={"distance": 16, "tokens": 32, "steps": 400}, opposite={"distance": 1},
-    try_next=("--distance 2", "--kernel 13 --tokens 24"),
-)  # fmt: skip
+@lab("recurrent", rows=("P1",), seconds=(5.0, 20.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
+     full={"distance": 16, "tokens": 32, "steps": 400}, counterexample={"distance": 1},
+     try_next=("--distance 2", "--kernel 13 --tokens 24"))  # fmt: skip
 def learning_speed(
     *,
     distance: Annotated[int, "how far back the token to repeat is"] = 10,
@@ -176,8 +154,8 @@ def learning_speed(
         reached[name] = next((i for i, value in enumerate(smooth) if value < goal), steps)
         curves[name] = list(enumerate(smooth))
         to_goal = f"{taken * reached[name] / steps:.1f}" if reached[name] < steps else "not reached"
-        rows.append((name, parameters(model), reached[name] if reached[name] < steps else "not reached", to_goal))
-    counts = [parameters(model) for model in models.values()]
+        rows.append((name, count_parameters(model), reached[name] if reached[name] < steps else "not reached", to_goal))
+    counts = [count_parameters(model) for model in models.values()]
     best_other = min(reached["convolution"], reached["recurrent"])
     return Finding(
         (
@@ -197,10 +175,10 @@ def three_models(kernel: int, tokens: int, seed: int) -> dict[str, Model]:
     """Attention, a convolution and a recurrent network with about as many parameters as each other."""
     fields: dict[str, Any] = {"layers": 1, "seed": seed, "vocab": SYMBOLS, "head": "untied"}
     attention = small_model(**fields, position={"kind": "relative", "length": tokens})
-    goal = parameters(attention)
+    goal = count_parameters(attention)
 
     def nearest(models: Sequence[Model]) -> Model:
-        return min(models, key=lambda model: abs(parameters(model) - goal))
+        return min(models, key=lambda model: abs(count_parameters(model) - goal))
 
     core = {"kind": "convolution", "kernel": kernel}
     convolutions = [small_model(**fields, core=core, feedforward={"hidden": 128 + n}) for n in range(0, 64, 8)]
@@ -209,10 +187,6 @@ def three_models(kernel: int, tokens: int, seed: int) -> dict[str, Model]:
         "convolution": nearest(convolutions),
         "recurrent": nearest([recurrent_model(seed, width) for width in range(32, 64)]),
     }
-
-
-def parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 class RepeatLoss:

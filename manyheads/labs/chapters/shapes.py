@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import IncompatibleError
-from manyheads.labs.figures import Heatmap, Table
+from manyheads.labs.figures import Heatmap, Table, heatmap
 from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, reported
+from manyheads.labs.fitting import add_noise, output_changes
 from manyheads.labs.lab import lab
+from manyheads.labs.reference import causal_2019
 from manyheads.model.builder import build, build_meta
 from manyheads.model.recording import RecordedAttention, record
 from manyheads.model.spec import read_model
@@ -29,17 +32,28 @@ NORMAL: Tree = {"kind": "normal", "std": 0.3}
 
 def random_model(seed: int, **tables: Any) -> Transformer:
     """A transformer whose weights are all random, the biases too: nothing holds because a bias is 0."""
-    model = build(read_model({"vocab": VOCAB, "init": NORMAL} | tables), seed=seed).eval()
+    model = add_noise(build(read_model({"vocab": VOCAB, "init": NORMAL} | tables), seed=seed), 0.1)
     assert isinstance(model, Transformer)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
 def encoder_decoder(seed: int, **changes: Any) -> Transformer:
     stack = STACK | changes
     return random_model(seed, encoder=stack, decoder=stack | CAUSAL | {"embed": "shared", "cross": True})
+
+
+def gpt2_stack(length: int) -> Tree:
+    return STACK | {
+        "position": {"kind": "learned", "length": length},
+        "feedforward": {"kind": "mlp", "hidden": 32, "activation": "gelu-tanh"},
+    }
+
+
+@torch.no_grad()
+def difference_from_gpt2(model: Transformer, weights: Mapping[str, Tensor], *inputs: Tensor) -> float:
+    """The largest difference between the logits of a model and of GPT-2 as written from its formulas, in float64."""
+    weights = {name: weight.double() for name, weight in weights.items()}
+    return largest(model.double()(*inputs) - causal_2019(weights, inputs[0], heads=2, layers=2))
 
 
 def tokens(length: int) -> Tensor:
@@ -57,24 +71,18 @@ def recorded(model: Transformer, name: str, *inputs: Tensor) -> tuple[RecordedAt
     return tape.calls(name)[0], output
 
 
-def heatmap(title: str, attention: RecordedAttention, rows: list[str], columns: list[str]) -> Heatmap:
+def weights_map(title: str, attention: RecordedAttention, rows: list[str], columns: list[str]) -> Heatmap:
     """The weights of the first head."""
-    weights, visible = attention.weights(head=0)[0], attention.visible()
-    hidden = torch.zeros_like(weights, dtype=torch.bool) if visible is None else ~visible[0, 0]
-    values = [[None if hidden[i, j] else float(weights[i, j]) for j in range(len(columns))] for i in range(len(rows))]
-    return Heatmap(title, values, rows, columns, "query", "key")
+    visible = attention.visible()
+    weights = attention.weights(head=0)[0]
+    return heatmap(title, weights, rows, columns, visible=None if visible is None else visible[0, 0])
 
 
 # ----------------------------------------------------------------------------------------------- one code, three shapes
 
 
-@lab(
-    "shapes",
-    rows=("G1",),
-    seconds=(0.2, 0.2),
-    opposite={"presets": "bert-base gpt2 rnnsearch"},
-    try_next=("--presets 'albert-base-v2 llama-7b t5-small'", "--presets 'bert-base gpt2 rnnsearch'"),
-)
+@lab("shapes", rows=("G1",), counterexample={"presets": "bert-base gpt2 rnnsearch"},
+     try_next=("--presets 'albert-base-v2 llama-7b t5-small'", "--presets 'bert-base gpt2 rnnsearch'"))  # fmt: skip
 def one_code_path(
     *, presets: Annotated[str, "published models, separated by spaces"] = "bert-base gpt2 transformer-base"
 ) -> Finding:
@@ -108,13 +116,7 @@ def one_code_path(
     )
 
 
-@lab(
-    "shapes",
-    rows=("G2",),
-    seconds=(0.1, 0.1),
-    opposite={"causal": False},
-    try_next=("--no-causal", "--length 20"),
-)
+@lab("shapes", rows=("G2",), counterexample={"causal": False}, try_next=("--no-causal", "--length 20"))
 def encoder_with_mask(
     *,
     causal: Annotated[bool, "whether the encoder has a causal mask"] = True,
@@ -125,7 +127,8 @@ def encoder_with_mask(
 
     An encoder with random weights gets a causal mask, and a decoder-only model gets the same weights. Both read the
     same text: their outputs are equal. Without the mask a token of the encoder also attends to later tokens, and the
-    outputs differ. Nothing else distinguishes the two.
+    outputs differ. Nothing else distinguishes the two. An encoder with the layers of GPT-2 is also compared with the
+    formulas of GPT-2, written apart from this package's layers (`labs/reference.py`).
     """
     encoder, plain, decoder = (
         random_model(seed + i, **{name: STACK | {"mask": {"causal": mask}}, "head": "untied"})
@@ -133,31 +136,43 @@ def encoder_with_mask(
     )
     weights = encoder.state_dict()
     plain.load_state_dict(weights)
-    decoder.load_state_dict({name.replace("encoder.", "decoder."): weight for name, weight in weights.items()})
+    decoder.load_state_dict(as_decoder(weights))
     ids, words = tokens(length), [f"token {i + 1}" for i in range(length)]
     first, expected = recorded(decoder, "decoder.layers.0.attention", ids)
     second, output = recorded(encoder, "encoder.layers.0.attention", ids)
     _, unmasked = recorded(plain, "encoder.layers.0.attention", ids)
+    gpt2 = random_model(seed, encoder=gpt2_stack(length) | {"mask": {"causal": causal}}, head="tied")
     return Finding(
         (
             at_most("largest difference of the outputs", largest(output - expected), 1e-5),
             at_least("the same without the mask", largest(unmasked - expected), 1e-2),
+            at_most(
+                "encoder with the layers of GPT-2: largest difference from its formulas",
+                difference_from_gpt2(gpt2, as_decoder(gpt2.state_dict()), ids),
+                1e-10,
+            ),
         ),
         (
-            heatmap("Decoder: the weights of one head", first, words, words),
-            heatmap(f"Encoder {'with' if causal else 'without'} a causal mask: the same head", second, words, words),
+            weights_map("Decoder: the weights of one head", first, words, words),
+            weights_map(
+                f"Encoder {'with' if causal else 'without'} a causal mask: the same head", second, words, words
+            ),
         ),
     )
 
 
+def as_decoder(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.replace("encoder.", "decoder."): weight for name, weight in weights.items()}
+
+
 def without_cross_attention(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a decoder without its cross-attention and the norm of that; the embeddings are the encoder's."""
-    own = {
+    kept = {
         name.replace(".norms.2.", ".norms.1."): weight
         for name, weight in weights.items()
         if name.startswith(("decoder.", "head.")) and ".cross." not in name and ".norms.1." not in name
     }
-    return own | {"decoder.embed.table.weight": weights["encoder.embed.table.weight"]}
+    return kept | {"decoder.embed.table.weight": weights["encoder.embed.table.weight"]}
 
 
 def switch_off_cross_attention(model: Transformer, residual: str) -> None:
@@ -172,13 +187,7 @@ def switch_off_cross_attention(model: Transformer, residual: str) -> None:
                 layer.residual.norms[1] = nn.Identity()
 
 
-@lab(
-    "shapes",
-    rows=("G3",),
-    seconds=(0.1, 0.1),
-    opposite={"removed": False},
-    try_next=("--no-removed", "--length 30"),
-)
+@lab("shapes", rows=("G3",), counterexample={"removed": False}, try_next=("--no-removed", "--length 30"))
 def decoder_without_cross(
     *,
     removed: Annotated[bool, "whether cross-attention is removed"] = True,
@@ -189,7 +198,8 @@ def decoder_without_cross(
 
     The decoder of an encoder–decoder has three sublayers: masked self-attention, cross-attention and a feed-forward
     network. Cross-attention is switched off, which leaves two, and a decoder-only model gets their weights. Its outputs
-    are then those of the decoder, wherever the norms are: before each sublayer (pre) or after it (post).
+    are then those of the decoder, wherever the norms are: before each sublayer (pre) or after it (post). A decoder with
+    the layers of GPT-2 is also compared with the formulas of GPT-2 (`labs/reference.py`).
     """
     rows, checks = [], list[Check]()
     for residual in ("pre", "post"):
@@ -205,6 +215,12 @@ def decoder_without_cross(
         rows.append((f"{residual}-norm", largest(there - expected), difference))
         checks.append(at_most(f"largest difference, {residual}-norm", difference, 1e-5))
         checks.append(at_least(f"with cross-attention, {residual}-norm", largest(there - expected), 1e-2))
+    stack, ids = gpt2_stack(length), tokens(length)
+    gpt2 = random_model(seed, encoder=stack, decoder=stack | CAUSAL | {"embed": "shared", "cross": True}, head="tied")
+    if removed:
+        switch_off_cross_attention(gpt2, "pre")
+    difference = difference_from_gpt2(gpt2, without_cross_attention(gpt2.state_dict()), ids, tokens(length))
+    checks.append(at_most("decoder with the layers of GPT-2: largest difference from its formulas", difference, 1e-10))
     columns = ("norms", "with cross-attention", "removed" if removed else "not removed")
     return Finding(tuple(checks), (Table("Largest difference between the outputs", columns, rows),))
 
@@ -212,13 +228,7 @@ def decoder_without_cross(
 # ------------------------------------------------------------------------------------------------------ cross-attention
 
 
-@lab(
-    "shapes",
-    rows=("G4",),
-    seconds=(0.1, 0.1),
-    opposite={"sublayer": "attention"},
-    try_next=("--sublayer attention", "--length 20"),
-)
+@lab("shapes", rows=("G4",), counterexample={"sublayer": "attention"}, try_next=("--sublayer attention", "--length 20"))
 def keys_from_the_encoder(
     *,
     sublayer: Annotated[str, "cross: cross-attention; attention: the decoder's self-attention"] = "cross",
@@ -259,13 +269,8 @@ def keys_from_the_encoder(
     )  # fmt: skip
 
 
-@lab(
-    "shapes",
-    rows=("G5", "P12"),
-    seconds=(0.1, 0.1),
-    opposite={"sublayer": "attention"},
-    try_next=("--source 'il fait beau' --target 'the weather is fine'", "--sublayer attention"),
-)
+@lab("shapes", rows=("G5", "P12"), counterexample={"sublayer": "attention"},
+     try_next=("--source 'il fait beau' --target 'the weather is fine'", "--sublayer attention"))  # fmt: skip
 def target_by_source(
     *,
     source: Annotated[str, "words that the encoder reads"] = "conduis prudemment toi",
@@ -292,7 +297,7 @@ def target_by_source(
             equals("shape of the weights", f"{weights.shape[1]} × {weights.shape[2]}", expected),
             at_most("largest distance of a row's sum from 1", largest(weights.sum(-1) - 1), 1e-5),
         ),
-        (heatmap("The weights of one head", attention, sides["target"], keys),),
+        (weights_map("The weights of one head", attention, sides["target"], keys),),
         note="The weights of the model are random, so it does not know which word means which.",
     )
 
@@ -300,13 +305,8 @@ def target_by_source(
 # ---------------------------------------------------------------------------------------------------------------- sizes
 
 
-@lab(
-    "shapes",
-    rows=("G6",),
-    seconds=(0.1, 0.1),
-    opposite={"head": "tied"},
-    try_next=("--encoder-width 64 --decoder-width 8", "--head tied"),
-)
+@lab("shapes", rows=("G6",), counterexample={"head": "tied"},
+     try_next=("--encoder-width 64 --decoder-width 8", "--head tied"))  # fmt: skip
 def sizes_that_differ(
     *,
     encoder_width: Annotated[int, "width of the encoder"] = 24,
@@ -348,13 +348,7 @@ def sizes_that_differ(
     )
 
 
-@lab(
-    "shapes",
-    rows=("G7",),
-    seconds=(0.1, 0.1),
-    opposite={"causal": True},
-    try_next=("--causal", "--length 12"),
-)
+@lab("shapes", rows=("G7",), counterexample={"causal": True}, try_next=("--causal", "--length 12"))
 def pooling(
     *,
     causal: Annotated[bool, "whether the model has a causal mask"] = False,
@@ -378,14 +372,9 @@ def pooling(
             vector = {"first": states[:, 0], "last": states[:, -1], "third": states[:, 2]}.get(name, states.mean(1))
             output: Any = model.head.output
             difference = largest(model(ids) - output(vector))
-            changes = []
-            for i in range(length):
-                changed = ids.clone()
-                changed[0, i] = (ids[0, i] + 1) % VOCAB
-                changes.append(largest(model(changed) - model(ids)))
-        rows.append(changes)
+        rows.append(output_changes(model, ids, vocab=VOCAB).tolist())
         checks.append(at_most(f"{name}: logits against U·vector + b", difference, 1e-5))
-        checks.append(at_least(f"{name}: smallest change with a token", min(changes), 1e-4))
+        checks.append(at_least(f"{name}: smallest change with a token", min(rows[-1]), 1e-4))
     words = [f"token {i + 1}" for i in range(length)]
     title = "How much the logits change with each token"
     return Finding(tuple(checks), (Heatmap(title, rows, list(kinds), words, "vector", "changed token"),))

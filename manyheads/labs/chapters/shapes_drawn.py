@@ -30,13 +30,8 @@ def titles_in(spec: ModelSpec, name: str) -> str:
     return " · ".join(box.title for box in boxes if box.slot != "label")
 
 
-@lab(
-    "shapes",
-    rows=("P9",),
-    seconds=(2, 2),
-    opposite={"preset": "gpt2"},
-    try_next=("--preset llama-7b", "--preset rnnsearch"),
-)
+@lab("shapes", rows=("P9",), seconds=(2, 2), counterexample={"preset": "gpt2"},
+     try_next=("--preset llama-7b", "--preset rnnsearch"))  # fmt: skip
 def drawings(*, preset: Annotated[str, "published model beside the small ones"] = "transformer-base") -> Finding:
     """Every model draws itself, and the drawing of the Transformer is that of its paper.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.data.attention_targets import targets_from_arcs
 from manyheads.data.tokenizer import TokenizerSpec
-from manyheads.labs.figures import Heatmap, Lines, Table
+from manyheads.labs.figures import Lines, Table, heatmap
 from manyheads.labs.finding import Finding, at_least, at_most, equals, near
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
@@ -68,18 +68,11 @@ def literal_weights(model: Model, ids: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ a head as a relation
 
 
-@lab(
-    "shaping",
-    rows=("J1", "P12"),
-    seconds=(0.2, 0.2),
-    opposite={"strength": 1.0},
-    try_next=("--strength 3", "--relation nsubj"),
-)
+@lab("shaping", rows=("J1", "P12"), counterexample={"strength": 1.0}, try_next=("--strength 3", "--relation nsubj"))
 def dependency_head(
     *,
     relation: Annotated[str, "relation whose head is shown: dobj, nsubj, nmod or det"] = "dobj",
     strength: Annotated[float, "length of the queries"] = 20.0,
-    seed: int = 0,
 ) -> Finding:
     """A head can be a relation of grammar: from "prefer" it attends to its object, "flight".
 
@@ -111,8 +104,8 @@ def dependency_head(
                     float((weights - chosen)[rows].abs().max()), 1e-6),
         ),
         (
-            Heatmap("All arcs: a word and its head", parse.tolist(), words, words, "word", "head"),
-            Heatmap(f"Attention of the head {relation}", weights.tolist(), words, words, "query", "key"),
+            heatmap("All arcs: a word and its head", parse, words, words, "word", "head"),
+            heatmap(f"Attention of the head {relation}", weights, words, words),
         ),
     )  # fmt: skip
 
@@ -137,13 +130,7 @@ def slope_error(model: Model, ids: Tensor, step_size: float = 1e-6) -> float:
     return max(errors)
 
 
-@lab(
-    "shaping",
-    rows=("J2",),
-    seconds=(0.5, 0.5),
-    opposite={"sharpness": 10.0},
-    try_next=("--sharpness 100", "--length 100"),
-)
+@lab("shaping", rows=("J2",), counterexample={"sharpness": 10.0}, try_next=("--sharpness 100", "--length 100"))
 def focus_term(
     *,
     length: Annotated[int, "tokens of the text"] = 12,
@@ -204,20 +191,13 @@ def pointing_cost(links: Sequence[tuple[int, int]], length: int, max_cost: float
     return near_cost(100 * keys[target], keys, max_cost) * length
 
 
-@lab(
-    "shaping",
-    rows=("J3",),
-    seconds=(1.5, 1.5),
-    smallest={"longest": 256},
-    opposite={"bounded": False},
-    try_next=("--max-cost 25", "--no-bounded"),
-)
+@lab("shaping", rows=("J3",), seconds=(1.5, 1.5), smallest={"longest": 256}, counterexample={"bounded": False},
+     try_next=("--max-cost 25", "--no-bounded"))  # fmt: skip
 def near_term(
     *,
     max_cost: Annotated[float, "L_max"] = 100.0,
     longest: Annotated[int, "longest text"] = 4096,
     bounded: Annotated[bool, "whether the cost of a query is at most L_max"] = True,
-    seed: int = 0,
 ) -> Finding:
     """L_near prefers attention to near tokens, and costs at most L_max, however long the text is.
 
@@ -250,14 +230,8 @@ def near_term(
     )
 
 
-@lab(
-    "shaping",
-    rows=("J4",),
-    errata=("E3",),
-    seconds=(0.5, 0.5),
-    opposite={"reduction": "sum"},
-    try_next=("--reduction sum", "--length 40"),
-)
+@lab("shaping", rows=("J4",), errata=("E3",), counterexample={"reduction": "sum"},
+     try_next=("--reduction sum", "--length 40"))  # fmt: skip
 def shaped_loss(
     *,
     reduction: Annotated[str, "mean over layers, heads and queries; or sum"] = "mean",

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.inspect.dependencies import Link, RelationHead, relation_heads, tree_links
+from manyheads.labs.chapters.heads_found import relation_table
 from manyheads.labs.chapters.shaping import pointing_cost
-from manyheads.labs.figures import Bars, Heatmap, Lines, Table
+from manyheads.labs.figures import Bars, Heatmap, Lines
 from manyheads.labs.finding import Finding, at_least, at_most, is_true, reported
 from manyheads.labs.fitting import fit, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
@@ -90,30 +91,8 @@ def head_matrix(checkpoint: Checkpoint, text: str, layer: int, head: int) -> lis
     return rows
 
 
-def table_of(title: str, found: dict[str, RelationHead]) -> Table:
-    rows = [
-        (
-            head.relation,
-            head.count,
-            "none" if head.attention is None else f"{head.attention} {head.head}",
-            head.accuracy,
-            head.offset,
-            head.offset_accuracy,
-        )
-        for head in found.values()
-    ]
-    return Table(title, ("link", "count", "best head", "its accuracy", "best offset", "its accuracy"), rows)
-
-
-@lab(
-    "shaping",
-    rows=("J6",),
-    seconds=(6.0, 40.0),
-    smallest={"steps": 120},
-    full={"steps": 1500},
-    opposite={"weight": 0.0},
-    try_next=("--weight 0", "--steps 600 --weight 0.1"),
-)
+@lab("shaping", rows=("J6",), seconds=(6.0, 40.0), smallest={"steps": 120}, full={"steps": 1500},
+     counterexample={"weight": 0.0}, try_next=("--weight 0", "--steps 600 --weight 0.1"))  # fmt: skip
 def guided_head(
     *,
     weight: Annotated[float, "λ of the term that guides the head; 0 for none"] = 1.0,
@@ -149,19 +128,12 @@ def guided_head(
             reported("other relations in which a head is better than every offset", f"{better} of {len(found) - 1}"),
             reported("loss at the end, with the term", losses[-1]),
         ),
-        (*pictures, table_of("Relations on new paragraphs", found)),
+        (*pictures, relation_table("Relations on new paragraphs", found)),
     )  # fmt: skip
 
 
-@lab(
-    "shaping",
-    rows=("P10",),
-    seconds=(6.0, 60.0),
-    smallest={"steps": 160},
-    full={"steps": 3000},
-    opposite={"steps": 1},
-    try_next=("--steps 1000", "--layers 4"),
-)
+@lab("shaping", rows=("P10",), seconds=(6.0, 60.0), smallest={"steps": 160}, full={"steps": 3000},
+     counterexample={"steps": 1}, try_next=("--steps 1000", "--layers 4"))  # fmt: skip
 def heads_for_links(
     *,
     steps: Annotated[int, "optimizer steps"] = 300,
@@ -192,19 +164,12 @@ def heads_for_links(
               for name in LINKS),
             reported("loss at the end, in nats per masked word", losses[-1]),
         ),
-        (Bars("Links that are followed, on new paragraphs", "share", bars), table_of("After training", after)),
+        (Bars("Links that are followed, on new paragraphs", "share", bars), relation_table("After training", after)),
     )  # fmt: skip
 
 
-@lab(
-    "shaping",
-    rows=("P11",),
-    seconds=(0.5, 1.0),
-    smallest={"paragraphs": 20},
-    full={"paragraphs": 1000},
-    opposite={"bounded": False},
-    try_next=("--max-cost 9", "--no-bounded"),
-)
+@lab("shaping", rows=("P11",), seconds=(0.5, 1.0), smallest={"paragraphs": 20}, full={"paragraphs": 1000},
+     counterexample={"bounded": False}, try_next=("--max-cost 9", "--no-bounded"))  # fmt: skip
 def far_links(
     *,
     max_cost: Annotated[float, "L_max"] = 25.0,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.labs.chapters.shaping import literal_weights, logits_and_term
-from manyheads.labs.figures import Figure, Heatmap, Lines
+from manyheads.labs.figures import Figure, Lines, heatmap
 from manyheads.labs.finding import Check, Finding, at_most, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
@@ -94,19 +94,13 @@ def sweep_findings(kind: str, runs: list[Solution], population: Population) -> t
     bits = [f"bit {i + 1}" for i in range(4)]
     for run in (restarts[0], restarts[-1]):
         alpha = literal_weights(run.model, population.ids).mean((0, 1, 2))
-        figures.append(Heatmap(f"Mean attention with λ = {run.weight:g}", alpha.tolist(), bits, bits, "query", "key"))
+        figures.append(heatmap(f"Mean attention with λ = {run.weight:g}", alpha, bits, bits))
     return checks, figures
 
 
-@lab(
-    "shaping",
-    rows=("J5",),
-    seconds=(10.0, 100.0),
-    smallest={"restarts": 1, "iterations": 50},
-    full={"restarts": 6, "iterations": 400},
-    opposite={"iterations": 2},
-    try_next=("--iterations 10", "--labels 50"),
-)
+@lab("shaping", rows=("J5",), seconds=(10.0, 100.0), smallest={"restarts": 1, "iterations": 50},
+     full={"restarts": 6, "iterations": 400}, counterexample={"iterations": 2},
+     try_next=("--iterations 10", "--labels 50"))  # fmt: skip
 def shaping_price(
     *,
     restarts: Annotated[int, "initial weights that are tried for each λ"] = 2,

@@ -28,13 +28,8 @@ def suggested(kind: str, architecture: str) -> str:
         return f"{architecture} is refused"
 
 
-@lab(
-    "tasks",
-    rows=("O5",),
-    seconds=(0.1, 0.1),
-    opposite={"architecture": "decoder"},
-    try_next=("--architecture recurrent", "--architecture decoder"),
-)
+@lab("tasks", rows=("O5",), counterexample={"architecture": "decoder"},
+     try_next=("--architecture recurrent", "--architecture decoder"))  # fmt: skip
 def task_advisor(*, architecture: Annotated[str, "overrides the suggestion for every task"] = "") -> Finding:
     """A task that reads a text needs an encoder; a task that reads one and writes another needs a decoder too.
 

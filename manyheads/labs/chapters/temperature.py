@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.labs.figures import Bars, Lines
 from manyheads.labs.finding import Finding, at_least, at_most, is_true, near, reported
-from manyheads.labs.fitting import fit
+from manyheads.labs.fitting import fit, next_token_loss
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.model.builder import Model, build
 from manyheads.model.spec import read_model
@@ -25,20 +25,13 @@ from manyheads.parts.head import HeadSpec
 # --------------------------------------------------------------------------------------------------------- variance
 
 
-@lab(
-    "temperature",
-    rows=("K1", "K2"),
-    seconds=(1.5, 1.5),
-    smallest={"largest": 64},
-    opposite={"beta": "one"},
-    try_next=("--beta one", "--largest 4096 --count 500"),
-)
+@lab("temperature", rows=("K1", "K2"), seconds=(1.5, 1.5), smallest={"largest": 64}, counterexample={"beta": "one"},
+     try_next=("--beta one", "--largest 4096 --count 500"))  # fmt: skip
 def unit_variance(
     *,
     beta: Annotated[str, "factor of the logits: inverse-sqrt (1/√I) or one"] = "inverse-sqrt",
     largest: Annotated[int, "largest size I"] = 1024,
     count: Annotated[int, "number of vectors h, and of tokens"] = 2000,
-    seed: int = 0,
 ) -> Finding:
     """The factor β = 1/√I gives an inner product of I random components the variance 1, as in attention.
 
@@ -93,15 +86,8 @@ def entropy(probabilities: Tensor) -> float:
     return float(torch.special.entr(probabilities).sum())
 
 
-@lab(
-    "temperature",
-    rows=("K3",),
-    seconds=(2.0, 4.0),
-    smallest={"samples": 200},
-    full={"samples": 3000},
-    opposite={"spread": 0.0},
-    try_next=("--spread 0.5", "--tokens 200"),
-)
+@lab("temperature", rows=("K3",), seconds=(2.0, 4.0), smallest={"samples": 200}, full={"samples": 3000},
+     counterexample={"spread": 0.0}, try_next=("--spread 0.5", "--tokens 200"))  # fmt: skip
 def sampling_temperature(
     *,
     tokens: Annotated[int, "size of the vocabulary"] = 20,
@@ -114,7 +100,7 @@ def sampling_temperature(
     Sampling at temperature T draws from softmax(z/T); here z is the same at every step, so one text gives all samples.
     The entropy H of this distribution grows with T, because dH/dT = Var(z)/T³, and the variance of the logits z under
     the distribution is 0 only if all logits that count are equal. As T falls to 0 the largest logit takes all, so T = 0
-    means: take it, and divide by nothing.
+    means: take the arg-max, without a division.
     """
     logits = spread * torch.linspace(-1.7, 1.7, tokens)[torch.randperm(tokens)]
     checkpoint = Checkpoint(trigram_with_logits(logits))
@@ -169,45 +155,32 @@ class PairSource:
 
     def draw(self, rows: int, length: int) -> Tensor:
         tokens = torch.randint(self.vocab, (rows, 2))
-        for _ in range(length + 18):  # the first 20 are not in balance yet
+        for _ in range(length + 18):  # the first 20 are burn-in: not stationary yet
             probabilities = self.next_VVV[tokens[:, -2], tokens[:, -1]]
             tokens = torch.cat((tokens, torch.multinomial(probabilities, 1)), dim=1)
         return tokens[:, 20:]
 
 
-def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The mean −ln p of every token after the first two."""
-    logits = model(tokens[:, :-1])[:, 1:]
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 2:].flatten())
-
-
-def trained_trigram(
+def train_ngram(
     source: PairSource, train: Tensor, *, order: int = 3, width: int = 24, head: str = "tied", steps: int, seed: int,
     progress: OnProgress = no_progress, name: str = "step",
 ) -> tuple[Model, list[float]]:  # fmt: skip
-    """A neural n-gram model that was trained on texts, and its losses."""
+    """A trained neural n-gram model, and its losses; two tokens are known before each target."""
     backbone = {"order": order, "width": width, "hidden": width}
     model = build(read_model({"vocab": source.vocab, "ngram": backbone, "head": head, "init": "xavier"}), seed=seed)
     torch.manual_seed(seed)
-    losses = fit(model, lambda _: train[torch.randint(len(train), (24,))], next_token_loss,
+    losses = fit(model, lambda _: train[torch.randint(len(train), (24,))], partial(next_token_loss, first=2),
                  steps=steps, lr=1.5e-2, progress=progress, name=name)  # fmt: skip
     return model, losses
 
 
 @torch.no_grad()
-def evaluated(model: nn.Module, tokens: Tensor) -> float:
-    return float(next_token_loss(model, tokens))
+def validation_loss(model: nn.Module, tokens: Tensor) -> float:
+    return float(next_token_loss(model, tokens, first=2))
 
 
-@lab(
-    "temperature",
-    rows=("K5",),
-    seconds=(3.0, 8.0),
-    smallest={"steps": 150, "vocab": 4},
-    full={"steps": 1500},
-    opposite={"order": 2},
-    try_next=("--order 2", "--vocab 12 --steps 1200"),
-)
+@lab("temperature", rows=("K5",), seconds=(3.0, 8.0), smallest={"steps": 150, "vocab": 4}, full={"steps": 1500},
+     counterexample={"order": 2}, try_next=("--order 2", "--vocab 12 --steps 1200"))  # fmt: skip
 def neural_trigram(
     *,
     order: Annotated[int, "tokens of an n-gram: 3 reads two tokens and predicts the third"] = 3,
@@ -216,7 +189,7 @@ def neural_trigram(
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
-    """A neural trigram model learns P(c | a, b) as well as it can be known.
+    """A neural trigram model reaches the lowest possible loss, the entropy of P(c | a, b).
 
     The model is softmax h(e(a), e(b))ᵀe(c), with a hidden layer h on the embeddings of two tokens. The texts come from
     random probabilities P(c | a, b), so the best possible loss is known: the entropy of c, given a and b. A model that
@@ -224,8 +197,8 @@ def neural_trigram(
     """
     source = PairSource(vocab, sharpness=2.0)
     train, validation = source.draw(400, 64), source.draw(200, 64)
-    model, losses = trained_trigram(source, train, order=order, steps=steps, seed=seed, progress=progress)
-    loss, best, pair = evaluated(model, validation), source.nats(2), source.nats(1)
+    model, losses = train_ngram(source, train, order=order, steps=steps, seed=seed, progress=progress)
+    loss, best, pair = validation_loss(model, validation), source.nats(2), source.nats(1)
     every = max(1, steps // 50)
     curve = [(float(i), fmean(losses[i : i + every])) for i in range(0, steps, every)]
     levels = {"no token known": source.nats(0), "one token known": pair, "two tokens known": best}
@@ -241,15 +214,9 @@ def neural_trigram(
 # ------------------------------------------------------------------------------------------------- inner product
 
 
-@lab(
-    "temperature",
-    rows=("K4",),
-    seconds=(8.0, 80.0),
-    smallest={"seeds": 1, "steps": 150, "vocab": 4},
-    full={"seeds": 10, "steps": 1500},
-    opposite={"other_width": 2},
-    try_next=("--seeds 6", "--vocab 12"),
-)
+@lab("temperature", rows=("K4",), seconds=(8.0, 80.0), smallest={"seeds": 1, "steps": 150, "vocab": 4},
+     full={"seeds": 10, "steps": 1500}, counterexample={"other_width": 2},
+     try_next=("--seeds 6", "--vocab 12"))  # fmt: skip
 def inner_product(
     *,
     seeds: Annotated[int, "models of each kind"] = 3,
@@ -272,9 +239,9 @@ def inner_product(
     losses: dict[str, list[float]] = {name: [] for name in kinds}
     for i in range(seeds):
         for name, (head, width) in kinds.items():
-            model, _ = trained_trigram(source, train, width=width, head=head, steps=steps, seed=1000 * seed + i,
+            model, _ = train_ngram(source, train, width=width, head=head, steps=steps, seed=1000 * seed + i,
                                        progress=progress, name=f"{name}, seed {i}: step")  # fmt: skip
-            losses[name].append(evaluated(model, validation))
+            losses[name].append(validation_loss(model, validation))
     means = {name: fmean(values) for name, values in losses.items()}
     differences = [b - a for a, b in zip(*losses.values(), strict=True)]
     deviations = {name: math.exp(means[name]) * stdev(values) for name, values in losses.items()} if seeds > 1 else {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -104,6 +105,44 @@ def run_experiment(setting: Setting, progress: OnProgress = no_progress) -> Expe
     if setting not in EXPERIMENTS or setting.files:
         EXPERIMENTS[setting] = train(setting, progress)
     return EXPERIMENTS[setting]
+
+
+@dataclass(frozen=True)
+class PeopleRuns:
+    """Several experiments, one per seed: the flags that the labs about people share."""
+
+    people: Annotated[int, "people with biographies; about half of them there are questions to fine-tune on"] = 80
+    cities: Annotated[int, "number of cities"] = 30
+    steps: Annotated[int, "steps of pretraining; 0 for none"] = 800
+    seeds: Annotated[int, "models, of the seed and the next ones"] = 1
+    biographies: Annotated[str, "a file of your own with one biography per line, instead of generated people"] = ""
+    questions: Annotated[str, "its questions to fine-tune on: question, tab, place"] = ""
+    validation: Annotated[str, "its questions about other people of the biographies"] = ""
+
+    def run(self, seed: int, progress: OnProgress, **changes: Any) -> list[Experiment]:
+        """The experiments with these flags; the changes are fields of `Setting`."""
+        paths = self.biographies, self.questions, self.validation
+        setting = Setting(self.people, self.cities, files=paths if any(paths) else None, steps=self.steps)
+        seeds = range(seed, seed + self.seeds)
+        return [run_experiment(replace(setting, **changes, seed=each), progress) for each in seeds]
+
+
+ONE_SEED, THREE_SEEDS = PeopleRuns(), PeopleRuns(seeds=3)  # defaults of labs
+FULL = {"people": 200, "cities": 60, "steps": 2500, "seeds": 3}
+SMALLEST = {"people": 40, "cities": 20, "steps": 500, "seeds": 1}
+
+
+def right(replies: Sequence[Reply]) -> list[bool]:
+    return [reply.is_right for reply in replies]
+
+
+def all_replies(experiments: Sequence[Experiment], *, held_out: bool = True) -> list[Reply]:
+    """The replies about people in the texts, and, unless told otherwise, about people in none."""
+    return [reply for each in experiments for reply in (*each.validation, *(each.held_out if held_out else ()))]
+
+
+def majority_of(experiments: Sequence[Experiment]) -> float:
+    return mean(each.majority_accuracy(each.validation) for each in experiments)
 
 
 def train(setting: Setting, progress: OnProgress) -> Experiment:

@@ -1,4 +1,4 @@
-"""What every view of a lab says: its claims with their places, the number that decides, what to try next, its code."""
+"""What every view of a lab says: its claims with their sources, the number that decides, what to try next, its code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def citation(source: str) -> str:
-    """The place of a claim with the titles of the documents, such as "Lecture 6: attention and transformers"."""
+    """The source of a claim with the titles of the documents, such as "Lecture 6: attention and transformers"."""
     documents = read_claims().documents
     if re.findall(r"S\d", source) == list(documents):
         return "all documents"
-    places = [place.partition(" ") for place in re.split(r",\s*(?=S\d)", source)]
-    return "; ".join(documents[name].title + (f", {place}" if place else "") for name, _, place in places)
+    parts = [part.partition(" ") for part in re.split(r",\s*(?=S\d)", source)]
+    return "; ".join(documents[name].title + (f", {section}" if section else "") for name, _, section in parts)
 
 
 def claims_of(lab: Lab) -> list[Row]:
@@ -93,14 +93,16 @@ def summary(outcomes: Sequence[str]) -> str:
 
 
 def next_commands(lab: Lab) -> list[str]:
-    """Commands of other runs, without the opposite, which is shown by itself."""
+    """Commands of other runs, without the counterexample, which is shown by itself."""
     commands = [f"manyheads lab run {lab.id} {flags}" for flags in lab.try_next]
-    return [command for command in commands if command != opposite_command(lab)]
+    return [command for command in commands if command != counterexample_command(lab)]
 
 
-def opposite_command(lab: Lab) -> str:
+def counterexample_command(lab: Lab) -> str:
     """The command for which the claim fails, if the lab has one."""
-    return command_of(lab, "quick", 0, {**lab.parameters_at("quick"), **lab.opposite}) if lab.opposite else ""
+    return (
+        command_of(lab, "quick", 0, {**lab.parameters_at("quick"), **lab.counterexample}) if lab.counterexample else ""
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- code
@@ -108,7 +110,7 @@ def opposite_command(lab: Lab) -> str:
 
 def code_of(lab: Lab) -> tuple[str, str, int]:
     """The code that a reader is shown, without decorator and docstring; its file and its line."""
-    function = inspect.unwrap(lab.code or lab.function)
+    function = inspect.unwrap(lab.function)
     lines, first = inspect.getsourcelines(function)
     source = dedent("".join(lines))
     node = ast.parse(source).body[0]
@@ -122,6 +124,6 @@ def code_of(lab: Lab) -> tuple[str, str, int]:
 
 
 def file_of(lab: Lab) -> str:
-    """The file of a lab: by its place in the repository, or by its name if it is a user's."""
-    path = Path(inspect.getsourcefile(inspect.unwrap(lab.code or lab.function)) or "")
+    """The file of a lab: by its path in the repository, or by its name if it is a user's."""
+    path = Path(inspect.getsourcefile(inspect.unwrap(lab.function)) or "")
     return str(path.relative_to(REPOSITORY)) if path.is_relative_to(REPOSITORY / "manyheads") else path.name

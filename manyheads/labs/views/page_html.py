@@ -146,8 +146,8 @@ def finding_html(run: LabRun) -> str:
 def commands(run: LabRun) -> Iterator[str]:
     yield f"{run.command}   # this run, {run.seconds:.1f} seconds"
     yield from explain.next_commands(run.lab)
-    if opposite := explain.opposite_command(run.lab):
-        yield f"{opposite}   # the opposite: the claim fails"
+    if counterexample := explain.counterexample_command(run.lab):
+        yield f"{counterexample}   # counterexample: the claim fails"
 
 
 def checks_html(finding: Finding) -> str:

@@ -12,11 +12,11 @@ from manyheads.labs.views.explain import (
     citation,
     claims_of,
     code_of,
+    counterexample_command,
     errata_of,
     format_measured,
     mark,
     next_commands,
-    opposite_command,
 )
 from manyheads.labs.views.figures_text import to_text
 
@@ -71,6 +71,6 @@ def checks_text(finding: Finding) -> str:
 
 def next_text(run: LabRun) -> str:
     lines = next_commands(run.lab)
-    if opposite := opposite_command(run.lab):
-        lines = [*lines, f"{opposite}   # the opposite: the claim fails"]
+    if counterexample := counterexample_command(run.lab):
+        lines = [*lines, f"{counterexample}   # counterexample: the claim fails"]
     return "\n".join(f"  {line}" for line in [*lines, f"This run: {run.command} ({run.seconds:.1f} seconds)"])
