@@ -235,7 +235,7 @@ def noisy_key_norms(
         (
             at_least("tiny noise in all keys: share of draws within 1 % of ‖v_a − v_b‖ of the mean", harmless, 0.99),
             at_least("one head: share of draws with over 0.95 on one key", (largest > 0.95).double().mean(), 0.85),
-            at_least("one head: median distance from the mean, by ‖v_a − v_b‖", single.median(), 0.45),
+            at_least("one head: median distance from the mean, divided by ‖v_a − v_b‖", single.median(), 0.45),
             at_most(f"{name}: median distance", errors.median(), 1e-6),
             at_most(f"{name}: 95th percentile of the distance", errors.quantile(0.95), 1e-2),
         ),

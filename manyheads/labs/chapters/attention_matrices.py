@@ -210,16 +210,18 @@ def query_key_value(
     return Finding(
         (
             at_most("without projections: largest distance of c₂ from x₂", stays, 1e-6),
-            at_least("least distance of c₂ from u_b, by β", min((out - b).norm() for out in changed) / beta, 1.5),
+            at_least(
+                "smallest distance of c₂ from u_b, divided by β", min((out - b).norm() for out in changed) / beta, 1.5
+            ),
             at_most("distance of c₂ from u_b", (built[1] - b).norm(), 1e-6),
             at_most("distance of c₁ from u_b − u_c", (built[0] - b + c).norm(), 1e-6),
-            at_most("gradient descent: squared error by β², best start", losses[-1].min(), 1e-4),
+            at_most("gradient descent: squared error divided by β², best start", losses[-1].min(), 1e-4),
             at_least("share of starts below 0.0001", (losses[-1] < 1e-4).double().mean(), 0.2),
         ),
         (
             parts_map("Without projections: how much of each vector an output has", plain_outputs(u), u),
             parts_map("With Q, K and V", built, u),
-            Lines("Gradient descent from random starts", "step", "squared error by β²", curves, log_y=True),
+            Lines("Gradient descent from random starts", "step", "squared error divided by β²", curves, log_y=True),
         ),
     )
 

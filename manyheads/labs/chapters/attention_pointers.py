@@ -145,16 +145,13 @@ def receptive_field_of_pointers(
             equals("random pointers: receptive fields that are those of the tree", alike, draws),
             is_true("random pointers: no receptive field above (k + 1)ⁿ", all(size <= bound for size, bound in sizes)),
             at_least("random pointers: receptive fields below (k + 1)ⁿ", sum(size < bound for size, bound in sizes), 1),
-            at_most(
-                f"receptive field at t = {max_count} for pointers that would reach {(max_count + 1) ** 2} tokens",
-                short,
-                max_count + 1,
-            ),
+            at_most(f"receptive field at t = {max_count} for pointers that would reach {(max_count + 1) ** 2} tokens",
+                    short, max_count + 1),
         ),
         (tree_map(2, 3), Table("Measured receptive field", ("heads k", "layers n", "(k + 1)ⁿ", "measured"), rows)),
         correction="(k + 1)ⁿ is the largest size, not the size: pointers that meet give fewer tokens, and a causal "
         "mask allows t + 1.",
-    )
+    )  # fmt: skip
 
 
 def tree_map(heads: int, layers: int) -> Heatmap:

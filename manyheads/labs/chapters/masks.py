@@ -114,7 +114,7 @@ def causality(
 ) -> Finding:
     """In a causal decoder no output depends on a later token.
 
-    The test needs no look inside: replace token j and see which outputs change. None before j may change, and the
+    The model is a black box here: replace token j and see which outputs change. None before j may change, and the
     gradient of output i with respect to token j must be 0 for j > i; a leak shows as a cell above the diagonal. In an
     encoder–decoder the same holds for the decoder's own tokens, while every output may depend on the whole source.
     """
@@ -234,7 +234,7 @@ def an_earlier_word(*, mask: Annotated[str, "causal or none"] = "causal") -> Fin
         (
             equals('largest weight from "dog" to the later "big"', float(weights[:, DOG, LATER_BIG].max()), 0),
             equals('change of "dog" when the later "big" is replaced', float(change), 0),
-            near('without a mask: weight of the later "big", by that of the first',
+            near('without a mask: weight of the later "big", divided by that of the first',
                  float((free[:, DOG, LATER_BIG] / free[:, DOG, FIRST_BIG]).mean()), 1, 1e-5),
             equals("hatched cells of a page", len(re.findall(r'class="[^"]*\bhidden\b', page)), int((~visible).sum())),
         ),

@@ -78,7 +78,7 @@ def sweep_findings(kind: str, runs: list[Solution], population: Population) -> t
     known = [min(runs, key=lambda run: run.total(w)) for w in WEIGHTS]
     beaten = sum(best.total(w) < run.total(w) - 1e-3 for w, run, best in zip(WEIGHTS, restarts, known, strict=True))
     checks = [
-        at_most(f"L_{kind}: largest fall of L_LM as λ grows, best of the restarts",
+        at_most(f"L_{kind}: largest fall of L_LM from one λ to the next, best of the restarts; 0 at global optima",
                 largest_fall([run.train for run in restarts]), 0.02),
         reported(f"L_{kind}: values of λ at which a run for another λ is better", beaten),
         reported(f"L_{kind}: λ with the lowest validation loss", min(restarts, key=lambda run: run.validation).weight),
