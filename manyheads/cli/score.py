@@ -77,9 +77,10 @@ def score(
     with console.Progress(f"loading {path}"):
         scorer = load()
         (scored_text,) = scorer.score([inputs])
-    console.print_json({"schema": 1} | scorer.result(inputs, scored_text)) if as_json else print_scores(
-        scored_text, console.stdout()
-    )
+    if as_json:
+        console.print_json({"schema": 1} | scorer.result(inputs, scored_text))
+    else:
+        print_scores(scored_text, console.stdout())
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ class TextGenerator:
         cache: PrefixCache | None = None,
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """As `run`, for the rows of one batch, each with this many samples."""
-        index = [i for i in indices for _ in range(num_samples)]
-        batch = self.make_batch([rows[i] for i in index], config, num_samples, cache)
+        prompt_of_row = [i for i in indices for _ in range(num_samples)]
+        batch = self.make_batch([rows[i] for i in prompt_of_row], config, num_samples, cache)
         steps, hypotheses = None, None
         while hypotheses is None:
             try:
@@ -111,10 +111,10 @@ class TextGenerator:
             except NonFiniteOutputError:
                 raise_nonfinite(self.model, lambda: run_to_end(config.decoding.generate(batch)))
             else:
-                yield from ((index[k], token) for k, token in tokens if k % num_samples == 0)
-        for k in range(0, len(index), num_samples):
+                yield from ((prompt_of_row[k], token) for k, token in tokens if k % num_samples == 0)
+        for k in range(0, len(prompt_of_row), num_samples):
             yield (
-                index[k],
+                prompt_of_row[k],
                 [hypothesis for sample in hypotheses[k : k + num_samples] for hypothesis in sample][: config.n],
             )
 

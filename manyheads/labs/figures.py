@@ -59,9 +59,9 @@ def heatmap(
     values: Tensor,
     rows: Sequence[str] = (),
     columns: Sequence[str] = (),
+    *,
     row_axis: str = "query",
     column_axis: str = "key",
-    *,
     visible: Tensor | None = None,
 ) -> Heatmap:
     """A matrix as a heatmap; a cell that is not `visible` is masked."""

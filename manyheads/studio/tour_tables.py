@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.data.attention_targets import targets_from_arcs
 from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.labs.chapters.attention_matrices import ALIGNMENT
-from manyheads.labs.chapters.attention_pointers import receptive_field, tree_pointers
+from manyheads.labs.chapters.attention_pointers import reached_positions, receptive_field, tree_pointers
 from manyheads.labs.chapters.masks import PRINTED
 from manyheads.labs.plain import attention_weights
 from manyheads.parts.core import check_rows
@@ -105,5 +105,8 @@ def pointer_tables() -> list[Tree]:
 
 @cache
 def pointer_size(heads: int, layers: int) -> int:
-    length = (heads + 1) ** layers + 2  # two more than they can reach
-    return len(receptive_field(tree_pointers(heads, layers), length))
+    pointers, length = tree_pointers(heads, layers), (heads + 1) ** layers + 2  # two more than they can reach
+    with torch.random.fork_rng():
+        found = receptive_field(pointers, length)
+    assert found == reached_positions(pointers, length - 1)[-1]
+    return len(found)

@@ -1,4 +1,4 @@
-"""Auxiliary losses on the attention weights, added to any task's loss: L_total = L + Σ λ·L_term.
+"""Auxiliary losses on the attention weights, added to any task's loss: L_total = L + Σ λ·L_auxiliary.
 
 Forward hooks record queries and keys during the task's own forward pass; the attention matrix is never computed whole.
 """
@@ -104,7 +104,7 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
         return layers
 
     def check_task(self, task: TaskSpec) -> None:
-        """Raises if the term cannot be added to this task."""
+        """Raises if the loss cannot be added to this task."""
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class TaskSpec(Part, slot="task"):
     architectures: ClassVar[tuple[str, ...]]  # those that can learn it; `manyheads new` suggests the first
     head_outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # outputs of the heads that can learn it
     has_source: ClassVar[bool] = False  # whether the model generates a target for a source
-    needs_can_generate: ClassVar[bool | None] = None  # True if the model must be able to generate, False if it must not
+    model_can_generate: ClassVar[bool | None] = None  # what `can_generate` of the model must be; None: either
     generates_text: ClassVar[bool] = True  # whether its result is a generated text, which can be shown as it grows
     can_chat: ClassVar[bool] = True  # whether `predict --chat` may give it a message
     is_default: ClassVar[bool] = False  # whether a checkpoint with such a head that records no task has this one
@@ -133,7 +133,7 @@ class TaskSpec(Part, slot="task"):
 
     def supports(self, checkpoint: Checkpoint) -> bool:
         """Whether the model can be used and evaluated for this task, whatever it was trained for."""
-        generates = checkpoint.model.can_generate if self.needs_can_generate is None else self.needs_can_generate
+        generates = checkpoint.model.can_generate if self.model_can_generate is None else self.model_can_generate
         fits = (checkpoint.has_source, checkpoint.model.can_generate) == (self.has_source, generates)
         return checkpoint.spec.head.output in self.head_outputs and fits
 

@@ -24,6 +24,7 @@ from manyheads.errors import RunChangedError, UsageError, one_line
 from manyheads.files.read import read_json_or_empty, read_toml
 from manyheads.files.write import check_writable, explain_write_errors, write_atomic
 from manyheads.model.builder import resolve_device
+from manyheads.model.cost import count_parameters
 from manyheads.spec import Tree, load_parts, override
 from manyheads.training.events import Finished, Step
 from manyheads.training.folder import check_same_run, data_hashes, tree_changes
@@ -325,4 +326,4 @@ def summarize(values: Sequence[float]) -> Tree:
 def parameter_count(folder: Path) -> int | None:
     """Returns the number of parameters of the run's latest checkpoint, or None if it has none."""
     checkpoint = read_pointer(folder / "checkpoints", "latest")
-    return None if checkpoint is None else sum(parameter.numel() for parameter in load(checkpoint).model.parameters())
+    return None if checkpoint is None else count_parameters(load(checkpoint).model)

@@ -266,7 +266,10 @@ def explain_memory_errors(purpose: str) -> Iterator[None]:
         is_memory_error = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not is_memory_error and not re.search("not enough memory|can't allocate memory|out of memory", str(error)):
             raise
-        hint = "lower train.batch_tokens, and raise train.accumulate to keep the effective batch size"
+        hint = (
+            "lower train.batch_tokens, and raise train.accumulate to keep the effective batch size, "
+            "or make the model smaller"
+        )
         raise OutOfMemoryError(f"there is not enough memory for {purpose}", hint=hint) from None
 
 

@@ -204,15 +204,15 @@ def prepare_attention_targets(
 ) -> dict[str, list[AttentionTargets]]:
     """Returns the attention targets of each training row, for each auxiliary loss that needs some."""
     targets: dict[str, list[AttentionTargets]] = {}
-    for i, term in enumerate(spec.auxiliary_losses):
-        if term.fields and term.name not in targets:
-            if missing := [name for name in term.fields if name not in corpus.fields]:
+    for i, auxiliary in enumerate(spec.auxiliary_losses):
+        if auxiliary.fields and auxiliary.name not in targets:
+            if missing := [name for name in auxiliary.fields if name not in corpus.fields]:
                 raise IncompatibleError(
-                    f"{term.kind} needs the field {missing[0]} and {spec.data.kind} has {', '.join(corpus.fields)}",
+                    f"{auxiliary.kind} needs the field {missing[0]}; {spec.data.kind} has {', '.join(corpus.fields)}",
                     ("auxiliary_losses", i),
                 )
-            columns = {name: [row[corpus.fields.index(name)] for row in corpus.train] for name in term.fields}
-            targets[term.name] = term.attention_targets(columns, tokenizer, limits)
+            columns = {name: [row[corpus.fields.index(name)] for row in corpus.train] for name in auxiliary.fields}
+            targets[auxiliary.name] = auxiliary.attention_targets(columns, tokenizer, limits)
     return targets
 
 

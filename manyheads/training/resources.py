@@ -12,7 +12,14 @@ import torch
 from manyheads.errors import OutOfDiskError, OutOfMemoryError
 from manyheads.files.write import free_bytes
 from manyheads.model.builder import Model, build_meta
-from manyheads.model.cost import BYTES, MAX_RECURRENT_LENGTH, dummy_inputs, format_bytes, saved_bytes
+from manyheads.model.cost import (
+    BYTES,
+    MAX_RECURRENT_LENGTH,
+    count_parameters,
+    dummy_inputs,
+    format_bytes,
+    saved_bytes,
+)
 from manyheads.tasks.batch import Batch
 from manyheads.training.batches import BatchLoader
 from manyheads.training.lora import add_lora
@@ -52,7 +59,7 @@ def estimate_resources(
     }
     model = build_meta(run.model_spec)
     activations, shape = max(activation_bytes(run, model, loader[i]) for i in largest)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = count_parameters(model)
     weights, gradients = BYTES * parameters, BYTES * trainable_count(run, model)
     optimizer_state = (MOMENTS + bool(run.spec.optim.ema_decay)) * gradients
     evaluation = logits_bytes(run, max(rows * length for rows, length in evaluation_shapes(run)))

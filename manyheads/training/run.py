@@ -113,10 +113,10 @@ class RunSpec(Spec):
                 f"{self.task.kind} needs a model that is {architectures}; this is {model.architecture}", ("task",)
             )
         self.task.check_model(model)
-        for i, term in enumerate(self.auxiliary_losses):
+        for i, auxiliary in enumerate(self.auxiliary_losses):
             with locate_errors("auxiliary_losses", i):
-                term.select_layers(model)
-                term.check_task(self.task)
+                auxiliary.select_layers(model)
+                auxiliary.check_task(self.task)
         if self.train.pack is not None:
             self.check_pack(self.train.pack, model)
 

@@ -39,7 +39,7 @@ from manyheads.training.optim import ema_weights
 from manyheads.training.preparation import PreparedRun
 from manyheads.training.run import BestSpec
 
-SCHEMA = 1  # version of trainer.json
+SCHEMA = 2  # version of trainer.json
 NAME = re.compile(r"step-(\d{8})")
 # in the name of a checkpoint that is being written or removed, or that is being replaced by one of the same step
 STAGING, REPLACED = "tmp", "old"
@@ -108,7 +108,8 @@ class TrainState:
         values = {name: value for name, value in tree.items() if name != "schema"}
         unknown = sorted(values.keys() - {f.name for f in fields(cls)})
         if tree.get("schema") != SCHEMA or unknown:
-            problem = f"an unknown field {quote(unknown[0])}" if unknown else f"schema {quote(tree.get('schema'))}"
+            is_other = tree.get("schema") != SCHEMA
+            problem = f"schema {quote(tree.get('schema'))}" if is_other else f"an unknown field {quote(unknown[0])}"
             raise CheckpointConfigError(f"{TRAINER} has {problem}; this version reads schema {SCHEMA}")
         try:
             return TypeAdapter(cls).validate_json(json.dumps(values), strict=True)

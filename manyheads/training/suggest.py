@@ -17,7 +17,7 @@ from manyheads.data.source import DataSpec
 from manyheads.data.tokenizer import BPESpec
 from manyheads.errors import DataError, DataSizeError, UsageError, one_line
 from manyheads.model.builder import build_meta, resolve_device
-from manyheads.model.cost import format_bytes
+from manyheads.model.cost import count_parameters, format_bytes
 from manyheads.spec import Tree, did_you_mean, override, quote
 from manyheads.tasks.suggestion import SIZES, Suggestion
 from manyheads.tasks.task import TaskSpec
@@ -210,7 +210,7 @@ def explain_choices(
 ) -> list[str]:
     """Returns the reasons for the run file; `seconds_allowed` if the time decided the number of steps."""
     run, suggestion, task = draft.run, draft.suggestion, draft.suggestion.task
-    parameters = sum(parameter.numel() for parameter in build_meta(run.model_spec).parameters())
+    parameters = count_parameters(build_meta(run.model_spec))
     architecture, device = suggestion.architecture, resolve_device("auto")
     architecture_reason = (
         f": {task.architecture_reason}"

@@ -73,19 +73,19 @@ class ContrastiveSequences(RunningSequences):
 
     def advance(self) -> list[int]:
         """Appends the best candidate to each sequence; returns the new tokens."""
-        batch, k = len(self.tokens), min(self.spec.top_k, self.last_logits.shape[1])
+        num_rows, k = len(self.tokens), min(self.spec.top_k, self.last_logits.shape[1])
         p_BV = check_any_token_allowed(self.process_logits(self.last_logits)).softmax(dim=-1)
         p_BC, token_BC = p_BV.topk(k)
-        index_R = torch.arange(batch, device=self.tokens.device).repeat_interleave(k)
+        index_R = torch.arange(num_rows, device=self.tokens.device).repeat_interleave(k)
         self.state = self.state.select(index_R)
         next_RV, hidden_R1D = self.step(Inputs(token_BC.flatten()[:, None]))
         similarity_RL = F.cosine_similarity(hidden_R1D, self.hidden_BLD[index_R], dim=-1)
         if self.padding_mask is not None:
             similarity_RL = similarity_RL.masked_fill(self.padding_mask[index_R], -torch.inf)
-        penalty_BC = similarity_RL.max(dim=1).values.unflatten(0, (batch, k))
+        penalty_BC = similarity_RL.max(dim=1).values.unflatten(0, (num_rows, k))
         score_BC = (1 - self.spec.penalty_alpha) * p_BC - self.spec.penalty_alpha * penalty_BC
         best_B = score_BC.masked_fill(p_BC == 0, -torch.inf).argmax(dim=1)
-        index_B = best_B + k * torch.arange(batch, device=best_B.device)
+        index_B = best_B + k * torch.arange(num_rows, device=best_B.device)
         tokens_B = token_BC.flatten()[index_B]
         self.append(tokens_B)
         self.state, self.last_logits = self.state.select(index_B), next_RV[index_B]

@@ -1,4 +1,4 @@
-"""Processors that shape the distribution which is sampled from."""
+"""Processors that shape the distribution that is sampled from."""
 
 from __future__ import annotations
 

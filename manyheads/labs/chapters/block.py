@@ -58,7 +58,7 @@ def response(function: Callable[[Tensor], Tensor], x_LD: Tensor) -> Tensor:
 
 def change_map(title: str, values: Tensor) -> Heatmap:
     names = [str(i) for i in range(len(values))]
-    return heatmap(title, values, names, names, "output", "input")
+    return heatmap(title, values, names, names, row_axis="output", column_axis="input")
 
 
 @lab("block", rows=("F1",), counterexample={"attention": True}, try_next=("--attention", "--hidden 64 --tokens 12"))

@@ -144,14 +144,14 @@ def relation_table(title: str, found: dict[str, RelationHead]) -> Table:
         (
             head.relation,
             head.count,
-            "none" if head.attention is None else f"{head.attention} {head.head}",
+            "none" if head.attention is None else f"{head.attention}, head {head.head}",
             head.accuracy,
             head.offset,
             head.offset_accuracy,
         )
         for head in found.values()
     ]
-    return Table(title, ("link", "count", "best head", "its accuracy", "best offset", "its accuracy"), rows)
+    return Table(title, ("link", "count", "best head", "accuracy", "best offset", "accuracy of the offset"), rows)
 
 
 def pattern_table(checkpoint: Checkpoint, sentences: list[Sentence]) -> Table:
@@ -160,7 +160,7 @@ def pattern_table(checkpoint: Checkpoint, sentences: list[Sentence]) -> Table:
     patterns = head_patterns(checkpoint, [[IDS[word] for word in words] for words, *_ in sentences[:100]])
     rows = list[list[Cell]]()
     for pattern in patterns:
-        rows.append([f"head {pattern.head + 1}", *(round(pattern.measures[name], 3) for name in names)])
+        rows.append([f"head {pattern.head}", *(round(pattern.measures[name], 3) for name in names)])
     return Table("Mean weight of all words on a pattern", ("head", *names), rows)
 
 
@@ -170,5 +170,5 @@ def attention_from_run(model: nn.Module, words: list[str], position: int) -> Hea
     with record(model) as tape:
         model(torch.tensor([[IDS[word] for word in words]]))
     weights = tape[0].weights(rows=position)[0]
-    names = [f"head {i + 1}" for i in range(len(weights))]
+    names = [f"head {i}" for i in range(len(weights))]
     return Heatmap(f'Weights from "run" in "{" ".join(words)}"', weights.tolist(), names, words)

@@ -177,8 +177,8 @@ def lecture_share(kind: str, *, shuffled: bool, starts: int = 20, steps: int = 4
         optimizer.zero_grad()
         (errors.square() * is_asked).sum().backward()
         optimizer.step()
-    right = (errors < 0.1) & is_asked
-    return float((right.sum(dim=(0, 2)) / is_asked.sum()).max())
+    is_right = (errors < 0.1) & is_asked
+    return float((is_right.sum(dim=(0, 2)) / is_asked.sum()).max())
 
 
 class OneLayer(nn.Module):

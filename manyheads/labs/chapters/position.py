@@ -320,5 +320,9 @@ def multiplied_positions(
             is_true("the token table has a gradient", has_gradients),
             near("share of coordinates of the first word that are 0", lost[0], 0.5, 0.0),
         ),
-        (heatmap("A word in every coordinate, at 7 positions: w ∘ p", x, "position", "coordinate"),),
+        (
+            heatmap(
+                "A word in every coordinate, at 7 positions: w ∘ p", x, row_axis="position", column_axis="coordinate"
+            ),
+        ),
     )

@@ -104,7 +104,7 @@ def dependency_head(
                     float((weights - chosen)[rows].abs().max()), 1e-6),
         ),
         (
-            heatmap("All arcs: a word and its head", parse, words, words, "word", "head"),
+            heatmap("All arcs: a word and its head", parse, words, words, row_axis="word", column_axis="head"),
             heatmap(f"Attention of the head {relation}", weights, words, words),
         ),
     )  # fmt: skip

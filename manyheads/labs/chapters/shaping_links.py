@@ -45,7 +45,7 @@ class Reader:
         model = small_model("encoder", vocab=self.special.vocab_size, seed=seed, init="xavier", **fields)
         self.before, self.after = Checkpoint(copy.deepcopy(model), tokenizer), Checkpoint(model, tokenizer)
 
-    def fit(self, steps: int, terms: Sequence[AuxiliaryLossSpec], progress: OnProgress) -> list[float]:
+    def fit(self, steps: int, auxiliary_losses: Sequence[AuxiliaryLossSpec], progress: OnProgress) -> list[float]:
         """Trains by masked language modelling, with auxiliary losses."""
         task = MaskedSpec(mlm_probability=0.25)
         columns: dict[str, list[Any]] = {
@@ -53,7 +53,7 @@ class Reader:
             "arcs": [paragraph.heads for paragraph in self.train],
             "relations": [paragraph.relations for paragraph in self.train],
         }
-        targets = {term.name: term.attention_targets(columns, self.after.tokenizer, {}) for term in terms}
+        targets = {spec.name: spec.attention_targets(columns, self.after.tokenizer, {}) for spec in auxiliary_losses}
 
         def batch(_: int) -> Batch:
             chosen = self.rng.integers(len(self.ids), size=24)
@@ -63,10 +63,9 @@ class Reader:
             )
 
         def loss(model: nn.Module, rows: Batch) -> Tensor:
-            found = loss_with_auxiliary(task, terms, model, rows)  # type: ignore[arg-type]
-            return total_loss(
-                found, found.count, terms, {name: term.count for name, term in found.auxiliary_losses.items()}
-            )
+            found = loss_with_auxiliary(task, auxiliary_losses, model, rows)  # type: ignore[arg-type]
+            counts = {name: loss.count for name, loss in found.auxiliary_losses.items()}
+            return total_loss(found, found.count, auxiliary_losses, counts)
 
         return fit(self.after.model, batch, loss, steps=steps, lr=4e-3, progress=progress)
 

@@ -240,7 +240,7 @@ def inner_product(
     for i in range(seeds):
         for name, (head, width) in kinds.items():
             model, _ = train_ngram(source, train, width=width, head=head, steps=steps, seed=1000 * seed + i,
-                                       progress=progress, name=f"{name}, seed {i}: step")  # fmt: skip
+                                   progress=progress, name=f"{name}, seed {i}: step")  # fmt: skip
             losses[name].append(validation_loss(model, validation))
     means = {name: fmean(values) for name, values in losses.items()}
     differences = [b - a for a, b in zip(*losses.values(), strict=True)]

@@ -100,9 +100,9 @@ def next_commands(lab: Lab) -> list[str]:
 
 def counterexample_command(lab: Lab) -> str:
     """The command for which the claim fails, if the lab has one."""
-    return (
-        command_of(lab, "quick", 0, {**lab.parameters_at("quick"), **lab.counterexample}) if lab.counterexample else ""
-    )
+    if not lab.counterexample:
+        return ""
+    return command_of(lab, "quick", 0, {**lab.parameters_at("quick"), **lab.counterexample})
 
 
 # ---------------------------------------------------------------------------------------------------------------- code
