@@ -135,7 +135,7 @@ def test_fields_without_token_ids_are_not_tokenized(tmp_path):
     candidates = Corpus(("query", "document"), [("a", "b")], [], [], "a test", candidates=("b", "c"))
     corpora = {
         "arcs": load_data("conllu", path=tree),
-        "alignment": load_data("pairs", path=pairs, fields=["source", "target", "alignment"]),
+        "alignment": load_data("pairs", path=pairs, columns=["source", "target", "alignment"]),
         "image": image,
         "documents": candidates,  # a query would be evaluated against fewer
     }

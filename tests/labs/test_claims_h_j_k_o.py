@@ -173,7 +173,7 @@ def test_j2_zero_times_its_logarithm_is_zero(core):
     """Weights that are exactly 0, by a mask or because another is 1, give no NaN, forward or backward."""
     model = decoder_with(1e5, core=core)
     padding_mask = torch.tensor([[True] * 3 + [False] * (LENGTH - 3), [False] * LENGTH])
-    terms = loss_with(model, tokens(), {"kind": "focus"}, {"kind": "near"}, padding_mask=padding_mask).terms
+    terms = loss_with(model, tokens(), {"kind": "focus"}, {"kind": "near"}, padding_mask=padding_mask).auxiliary_losses
     sum(term.sum for term in terms.values()).backward()
     assert all(term.sum.isfinite() and term.sum > -1e-4 for term in terms.values())
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
@@ -204,7 +204,7 @@ def test_j4_lambda_is_comparable_over_sizes_if_the_reduction_is_a_mean():
     for heads, layers, batch in ((2, 2, 1), (4, 2, 1), (2, 6, 1), (2, 2, 4)):
         model = decoder_with(0.0, attention={"heads": heads}, layers=layers)
         mean, total = (
-            mean_of(loss_with(model, ids[:batch], {"kind": "focus", "reduction": reduction}).terms["focus"])
+            mean_of(loss_with(model, ids[:batch], {"kind": "focus", "reduction": reduction}).auxiliary_losses["focus"])
             for reduction in ("mean", "sum")
         )
         means.append(mean)
@@ -227,7 +227,7 @@ def test_j4_the_terms_come_from_the_fast_path():
 
     with NoSquare():
         loss = loss_with(model, ids, {"kind": "focus"}, {"kind": "near"})
-        (loss.sum + sum(term.sum for term in loss.terms.values())).backward()
+        (loss.sum + sum(term.sum for term in loss.auxiliary_losses.values())).backward()
     assert torch.equal(loss.sum, loss_with(model, ids).sum)
 
 

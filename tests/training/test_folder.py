@@ -392,7 +392,7 @@ def test_the_best_checkpoint_survives_kills_with_the_same_bits(tmp_path):
     state = json.loads((tmp_path / "run" / "checkpoints" / names[0] / "trainer.json").read_text())
     lines = [line for line in log_lines(tmp_path / "run") if line["event"] == "evaluated"]
     losses = {line["step"]: line["metrics"]["loss"] for line in lines}
-    assert state["best"] == losses[state["best_step"]] == min(losses.values())
+    assert state["best_value"] == losses[state["best_step"]] == min(losses.values())
 
 
 def test_the_training_state_goes_to_a_file_and_back():
@@ -409,10 +409,11 @@ def test_the_training_state_goes_to_a_file_and_back():
     )
     state.metrics = {"loss": 1.5, "exact_match": None}
     assert TrainState.from_tree(json.loads(json.dumps(state.to_tree()))) == state
-    assert TrainState.from_tree({"schema": 1, "step": 3}) == TrainState(step=3)
-    for wrong in ({"schema": 2}, {"schema": 1, "stepp": 3}):
-        with pytest.raises(CheckpointConfigError):
+    assert TrainState.from_tree({"schema": 2, "step": 3}) == TrainState(step=3)
+    for wrong, named in (({"schema": 1, "batch": 3}, "schema 1"), ({"schema": 2, "stepp": 3}, "stepp")):
+        with pytest.raises(CheckpointConfigError) as error:
             TrainState.from_tree(wrong)
+        assert named in str(error.value)
 
 
 def test_the_folder_records_the_commit_that_each_start_was_made_in(run_file, tmp_path):
