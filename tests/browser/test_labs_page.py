@@ -29,7 +29,7 @@ def wide_claim(*, seed: int = 0) -> Finding:
 
 
 def outcomes():
-    lab = Lab(wide_claim, "attention", rows=("A1",), errata=("E8",), code=wide_claim)
+    lab = Lab(wide_claim, "attention", rows=("A1",), errata=("E8",))
     failed = LabRun(lab, "quick", 0, {}, wide_claim(), 1.0)
     return [run_lab(all_labs()["copying"]), failed, LabError(Lab(wide_claim, "mine"), LONG)]
 
