@@ -54,11 +54,15 @@ class TopPSpec(LogitsProcessorSpec, kind="top-p"):
 
     def apply(self, logits_BV: Tensor, context: LogitsProcessorContext) -> Tensor:
         sorted_BV, index_BV = logits_BV.sort(descending=True)
-        probabilities_BV = sorted_BV.softmax(dim=-1)
-        # a token stays if those before it do not sum to p yet, so the first always does
-        outside_BV = probabilities_BV.cumsum(dim=-1) - probabilities_BV >= self.top_p
-        outside_BV[:, 0] = False
-        return logits_BV.masked_fill(outside_BV.scatter(1, index_BV, outside_BV), -torch.inf)
+        return keep_first(logits_BV, index_BV, sorted_BV.softmax(dim=-1), self.top_p)
+
+
+def keep_first(logits_BV: Tensor, index_BV: Tensor, p_BV: Tensor, total: float) -> Tensor:
+    """−∞ for all but the first tokens of `index_BV` whose probabilities, `p_BV` in that order, sum to `total`."""
+    # a token stays if those before it do not sum to it yet, so the first always does
+    outside_BV = p_BV.cumsum(dim=-1) - p_BV >= total
+    outside_BV[:, 0] = False
+    return logits_BV.masked_fill(outside_BV.scatter(1, index_BV, outside_BV), -torch.inf)
 
 
 class MinPSpec(LogitsProcessorSpec, kind="min-p"):
@@ -94,7 +98,4 @@ class TypicalSpec(LogitsProcessorSpec, kind="typical"):
         p_BV = logp_BV.exp()
         entropy_B1 = -(p_BV * logp_BV).nansum(dim=-1, keepdim=True)  # 0 · log 0 = 0
         index_BV = (-logp_BV - entropy_B1).abs().argsort(dim=-1)
-        sorted_BV = p_BV.gather(1, index_BV)
-        outside_BV = sorted_BV.cumsum(dim=-1) - sorted_BV >= self.typical_p
-        outside_BV[:, 0] = False
-        return logits_BV.masked_fill(outside_BV.scatter(1, index_BV, outside_BV), -torch.inf)
+        return keep_first(logits_BV, index_BV, p_BV.gather(1, index_BV), self.typical_p)
