@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from markup import page, prose, table
+
 FOLDER = Path(__file__).parent / "labs"
 RESULTS = FOLDER / "results.json"
 
@@ -41,8 +43,6 @@ def figure_files(runs: Iterable[Any]) -> Iterator[tuple[str, str]]:
 
 
 def index_page(tree: dict[str, Any], runs: dict[str, Any]) -> str:
-    from generate import page, table
-
     from manyheads.labs.claims import read_claims
     from manyheads.labs.lab import all_labs
     from manyheads.labs.views.explain import citation, summary
@@ -112,8 +112,6 @@ def verdict(run: Any) -> str:
 
 
 def chapter_page(chapter: Any, runs: dict[str, Any]) -> str:
-    from generate import page, table
-
     from manyheads.labs.claims import read_claims
     from manyheads.labs.lab import all_labs
 
@@ -130,8 +128,6 @@ def chapter_page(chapter: Any, runs: dict[str, Any]) -> str:
 
 def lab_blocks(lab: Any, run: Any) -> Iterator[str]:
     """A lab: its claims, the explanation, the commands, and what was found."""
-    from generate import prose
-
     from manyheads.labs.views.explain import citation, claims_of, errata_of, file_of
 
     yield f"## {lab.id}"
@@ -156,8 +152,6 @@ def commands(lab: Any, run: Any) -> Iterator[str]:
 
 
 def finding_blocks(run: Any) -> Iterator[str]:
-    from generate import prose, table
-
     from manyheads.labs.figures import Table
     from manyheads.labs.views.explain import format_measured, mark
     from manyheads.labs.views.figures_text import format_cell
