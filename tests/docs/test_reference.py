@@ -13,6 +13,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 import generate  # noqa: E402
 import generate_labs  # noqa: E402
+import json_outputs  # noqa: E402
 
 from manyheads.labs.lab import all_labs  # noqa: E402
 
@@ -59,8 +60,8 @@ def test_every_lab_has_a_recorded_result_and_none_fails():
 
 def test_a_key_without_a_meaning_and_a_meaning_without_a_key_are_found():
     with pytest.raises(AssertionError, match="other"):
-        generate.output_block("x", [{"schema": 1, "known": 1, "other": 2}], {"known": "a"})
+        json_outputs.output_block("x", [{"schema": 1, "known": 1, "other": 2}], {"known": "a"})
     with pytest.raises(AssertionError, match="unused"):
-        generate.output_block("x", [{"known": {"a": [1]}}], {"known.*[]": "a", "unused": "b"})
-    block = generate.output_block("x", [{"known": {"a": [1, None]}}], {"known.*[]": "a|b"})
+        json_outputs.output_block("x", [{"known": {"a": [1]}}], {"known.*[]": "a", "unused": "b"})
+    block = json_outputs.output_block("x", [{"known": {"a": [1, None]}}], {"known.*[]": "a|b"})
     assert "| `known.*[]` | null or number | a\\|b |" in block

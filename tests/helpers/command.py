@@ -32,7 +32,8 @@ LAZY_IMPORTS = [
 ]
 SHARED = ("console", "generation", "inputs", "lab_report")  # by several commands
 COMMAND_NAMES = [module.name for module in pkgutil.iter_modules(cli.__path__) if module.name not in SHARED]
-LIBRARY = [
+LIBRARY = [  # but no command: a process imports its own, and reads the options of no other
+    "cli.console",
     "inspect.describe",
     "inspect.drawing",
     "inspect.audit",
@@ -47,7 +48,6 @@ FORKS.set_forkserver_preload(
     [
         "torch",
         "torch._dynamo",
-        *(f"manyheads.cli.{name}" for name in COMMAND_NAMES),
         *(f"manyheads.{module}" for module in LIBRARY),
         *LAZY_IMPORTS,
         "pytest",  # which a child imports with the test module of its `before`
@@ -84,11 +84,12 @@ def child(arguments, stdin, stdout, stderr, cwd, env, before=None):
     encoding = env.get("PYTHONIOENCODING", "utf-8")
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", encoding=encoding), open(2, "w", encoding=encoding)  # noqa: SIM115
     sys.argv = ["manyheads", *arguments]
+    from manyheads.cli import console
+
+    console.load_commands(arguments[0] if arguments else "")
     if before is not None:
         before()
-    from manyheads.cli.console import main
-
-    main()
+    console.main()
 
 
 def set_attribute(module, name, value):
