@@ -168,7 +168,9 @@ class Coverage:
             config = folder / "config.ini"
             config.write_text(CONFIG.format(data=folder / "coverage", package=sources / "manyheads"))
             environment = {"COVERAGE_PROCESS_START": str(config), "TEST_DURATIONS": str(durations)}
-            status, output = run_tests(sources, ["-p", "coverage_contexts", "tests", "tests/labs/chapters"], **environment)
+            status, output = run_tests(
+                sources, ["-p", "coverage_contexts", "tests", "tests/labs/chapters"], **environment
+            )
             if status:
                 print(f"without a fault:\n{output[-5000:]}", flush=True)
             self.combine(folder)
