@@ -25,8 +25,8 @@ ARCHITECTURE = Path(__file__).parent / "architecture.md"
 PACKAGE = Path(__file__).parents[1] / "manyheads"
 # packages in the order of the tree: each imports only packages above it
 PACKAGES = (
-    "__init__.py", "__main__.py", "errors.py", "spec.py", "files", "parts", "model", "data", "metrics", "presets",
-    "generate", "convert", "checkpoint", "tasks", "training", "inspect", "labs", "studio", "cli",
+    "__init__.py", "__main__.py", "errors.py", "spec.py", "files", "kernels", "parts", "model", "data", "metrics",
+    "presets", "generate", "convert", "checkpoint", "tasks", "training", "inspect", "labs", "studio", "cli",
 )  # fmt: skip
 MAX_LINE = 115  # characters of a sentence in the tree; a longer one ends at its last comma within them
 TREE = re.compile(r"```text\nmanyheads/\n.*?```", re.S)
@@ -59,7 +59,7 @@ def tree_lines(folder: Path, depth: int) -> Iterator[str]:
     if alike:
         yield tree_line(alike, depth, "one file each")
         return
-    kinds = (".py", ".js", ".css", ".html")
+    kinds = (".py", ".c", ".h", ".js", ".css", ".html")
     paths = [path for path in folder.iterdir() if path.suffix in kinds or (path / "__init__.py").exists()]
     paths += [path for path in (folder / "web",) if path.exists()]
     paths = [path for path in paths if path.name != "__init__.py" or folder == PACKAGE]

@@ -26,8 +26,11 @@ from manyheads.errors import (
 from manyheads.files.manifest import TRAINER, verify_manifest
 from manyheads.files.read import explain_read_errors, read_bytes, safe_join
 from manyheads.model.builder import DTYPES, check_device
+from manyheads.model.quantization import FORMATS as QUANTIZED
+from manyheads.model.quantization import quantize_model
 from manyheads.spec import quote
 
+STORED = "stored"  # as `weights`: the blocks of a GGUF file
 MAX_READS = 100  # attempts to read a checkpoint that a running `train` keeps replacing
 
 
@@ -39,11 +42,13 @@ def load(
     allow_nonfinite: bool = False,
     copy: bool = False,
     verify: bool = False,
+    weights: str | None = None,
 ) -> Checkpoint:
     """Loads a Hugging Face folder, OWNER/NAME on the Hub, a GGUF file, a run or a fairseq folder. Executes none of it.
 
     Weights in safetensors are memory-mapped, so the file must not change while the model is used, unless `copy` is set.
-    With `verify`, the files of a run's checkpoint are compared with the hashes that the run saved.
+    With `verify`, the files of a run's checkpoint are compared with the hashes that the run saved. `weights` quantizes
+    the matrices to "int8" or "int4", or keeps the blocks of a GGUF file, "stored": to predict, not to train or export.
     """
     if dtype not in (None, *DTYPES):
         raise UsageError(f"dtype is {quote(dtype)}, expected {', '.join(map(str, DTYPES))}, or None for the stored one")
@@ -53,12 +58,34 @@ def load(
         if not is_name(str(path)) or os.path.isdir(path.parts[0]):  # a mistyped path is not downloaded from the Hub
             raise PathNotFoundError(f"no folder or file {path}")
         path = download(str(path))
-    read = partial(read_checkpoint_at, dtype=dtype, allow_nonfinite=allow_nonfinite, copy=copy, verify=verify)
+    check_weights(weights, path, dtype, device)
+    read = partial(
+        read_checkpoint_at,
+        dtype=dtype,
+        allow_nonfinite=allow_nonfinite,
+        copy=copy,
+        verify=verify,
+        keep_blocks=weights == STORED,
+    )
     checkpoint = read_while_saved(path, read)
+    if weights not in (None, STORED):
+        quantize_model(checkpoint.model, weights)
     with name_in_errors(path):  # checked here, because they are read only where they are used
         _ = checkpoint.generation_settings, checkpoint.chat_template
     checkpoint.model.to(device)
     return checkpoint
+
+
+def check_weights(weights: str | None, path: Path, dtype: torch.dtype | None, device: torch.device) -> None:
+    """Raises if the weights of this path cannot be quantized as requested."""
+    if weights not in (None, STORED, *QUANTIZED):
+        raise UsageError(f"weights is {quote(weights)}, expected one of {', '.join((*QUANTIZED, STORED))}")
+    if weights == STORED and path.suffix != ".gguf":
+        raise UsageError(f"weights is {STORED!r}, but {path} is no GGUF file; use {' or '.join(QUANTIZED)}")
+    if weights is not None and device.type != "cpu":
+        raise UsageError(f"weights is {weights!r}, which is for a CPU, but the device is {device}")
+    if weights is not None and dtype not in (None, torch.float32):
+        raise UsageError(f"weights is {weights!r}, which computes in float32, but dtype is {dtype}")
 
 
 def check_path(path: str | Path) -> Path:
@@ -92,14 +119,16 @@ def inode(path: Path) -> int | None:
 
 
 def read_checkpoint_at(
-    path: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool, verify: bool
+    path: Path, *, dtype: torch.dtype | None, allow_nonfinite: bool, copy: bool, verify: bool, keep_blocks: bool
 ) -> Checkpoint:
     """Reads a checkpoint in any supported format."""
     from_run = (path / TRAINER).is_file()
     if verify and from_run and (fault := verify_manifest(path, optimizer=False)):
         raise HashMismatchError(f"{fault}; this checkpoint differs from the one that its run saved")
     if path.suffix == ".gguf" and not path.is_dir():
-        model, metadata, tokenizer = read_gguf(path, dtype=dtype, allow_nonfinite=allow_nonfinite)
+        model, metadata, tokenizer = read_gguf(
+            path, dtype=dtype, allow_nonfinite=allow_nonfinite, keep_blocks=keep_blocks
+        )
         return Checkpoint(model, tokenizer, metadata)
     if (path.suffix == ".pt" and not path.is_dir()) or os.path.lexists(path.joinpath(*CHECKPOINT)):
         model, metadata, tokenizer = read_fairseq(path, dtype=dtype, allow_nonfinite=allow_nonfinite)

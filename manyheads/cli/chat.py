@@ -46,6 +46,7 @@ def chat(
     decoding: generation.Decoding = None,
     seed: generation.Seed = None,
     device: console.Device = "auto",
+    weights: console.Weights = None,
     parts: console.Parts = None,
 ) -> None:
     """Talk to a checkpoint that has a chat template.
@@ -63,7 +64,7 @@ def chat(
     from manyheads.checkpoint.chat import Conversation
 
     with console.Progress(f"loading {path}"):
-        checkpoint = console.load_checkpoint(path, device)
+        checkpoint = console.load_checkpoint(path, device, weights)
         checkpoint.check_reads_text()
         conversation = Conversation(checkpoint, system=system, **settings)
     context = checkpoint.context_length

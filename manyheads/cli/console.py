@@ -138,12 +138,12 @@ def check_checkpoint_path(text: str) -> str:
     return text
 
 
-def load_checkpoint(path: str, device: str) -> Checkpoint:
-    """Loads the checkpoint of a command to the device of its option."""
+def load_checkpoint(path: str, device: str, weights: str | None = None) -> Checkpoint:
+    """Loads the checkpoint of a command to the device, and with the weights, of its options."""
     from manyheads.checkpoint.loading import load
     from manyheads.model.builder import resolve_device
 
-    return load(path, device=resolve_device(device))
+    return load(path, device=resolve_device(device), weights=weights)
 
 
 def load_user_parts(context: typer.Context, paths: list[Path] | None) -> list[Path] | None:
@@ -172,6 +172,13 @@ Parts = Annotated[
     ),
 ]
 Device = Annotated[str, option("DEVICE", "auto, cpu, cuda, cuda:1 or mps; auto uses a GPU if there is one.")]
+Weights = Annotated[
+    str | None,
+    option(
+        "FORMAT",
+        "Quantize matrices to int8 or int4, or use those of a GGUF file as stored; decodes faster on a CPU.",
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only warnings and errors.")]
 AsJson = Annotated[bool, flag("--json", "Print one JSON object; errors too, on standard error.")]
 RunFile = Annotated[Path, argument("RUN.toml", "A run file: model, data, tokenizer, task, training.")]

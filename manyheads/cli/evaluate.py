@@ -59,6 +59,7 @@ def evaluate(
     ] = None,
     parts: console.Parts = None,
     device: console.Device = "auto",
+    weights: console.Weights = None,
     quiet: console.Quiet = False,
     as_json: console.AsJson = False,
 ) -> None:
@@ -85,6 +86,7 @@ def evaluate(
             examples=examples or (DEFAULT_IMAGES if is_image else 0),
             output=None if output is None else "images" if is_image else "rows",
             device=device,
+            weights=weights,
             progress=progress.update,
             **generation.settings_of({"num_beams": num_beams, "length_penalty": length_penalty, "decoding": decoding}),
         )

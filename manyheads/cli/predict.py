@@ -63,6 +63,7 @@ def predict(
         bool, console.flag("--loops", "Report what a generated text repeats at its end: prefix, period and text.")
     ] = False,
     device: console.Device = "auto",
+    weights: console.Weights = None,
     parts: console.Parts = None,
     as_json: console.AsJson = False,
 ) -> None:
@@ -94,7 +95,7 @@ def predict(
         from manyheads.tasks.prediction import PredictOptions
         from manyheads.tasks.task import Pipeline
 
-        checkpoint = console.load_checkpoint(path, device)
+        checkpoint = console.load_checkpoint(path, device, weights)
         base = checkpoint.generation_settings
         config = chat_config(checkpoint, **settings) if chat else generation_config(base, **settings)
         options = PredictOptions(config, loops=loops, chat=chat, system=system)

@@ -54,6 +54,7 @@ def score(
     ] = None,
     encoding_errors: EncodingErrors = "strict",
     device: console.Device = "auto",
+    weights: console.Weights = None,
     parts: console.Parts = None,
     as_json: console.AsJson = False,
 ) -> None:
@@ -69,7 +70,7 @@ def score(
     inputs = open_texts(text, file, whole=whole, encoding_errors=encoding_errors)
 
     def load() -> Scorer:
-        return Scorer(console.load_checkpoint(path, device), context, source, stride)
+        return Scorer(console.load_checkpoint(path, device, weights), context, source, stride)
 
     if not isinstance(inputs, str):
         process_lines(inputs, path, load, as_json=as_json)

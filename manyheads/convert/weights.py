@@ -81,7 +81,8 @@ class PermuteForRope(Weight):
     heads: int = 1
 
     def read(self, stored_tensor: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor]:
-        return (stored_tensor.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2),)
+        rows = torch.arange(len(stored_tensor)).unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten()
+        return (stored_tensor[rows],)  # of a quantized matrix too
 
     def write(self, parameters: Sequence[Tensor]) -> Tensor:
         return parameters[0].unflatten(0, (self.heads, 2, -1)).transpose(1, 2).flatten(0, 2)

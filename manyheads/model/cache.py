@@ -121,7 +121,20 @@ class StaticCache(Cache):
         return StaticCache(capacity, self.key_value)  # copied into a buffer of this size by the next step
 
     def extend(self, new: KeyValue) -> KeyValue:
-        length, new_length = self.length, self.length + new.key.shape[2]
+        length = self.length
+        self.key_value = self.room_for(new).write(new, length)
+        return self.key_value
+
+    def reserve(self, batch: int, heads: int, count: int, size: int, *, like: Tensor) -> Buffer:
+        """Extends the cache by `count` keys and values, which the caller writes to the buffer."""
+        empty = like.new_empty(batch, heads, 0, size)  # gives the sizes of a new buffer
+        buffer, end = self.room_for(KeyValue(empty, empty), count), self.length + count
+        self.key_value = KeyValue(buffer.key[:, :, :end], buffer.value[:, :, :end])
+        return buffer
+
+    def room_for(self, new: KeyValue, count: int | None = None) -> Buffer:
+        """A buffer with the keys and values so far, and with room after them that no other cache uses."""
+        length, new_length = self.length, self.length + (new.key.shape[2] if count is None else count)
         if new_length > self.capacity:
             raise InputLengthError(
                 f"the cache has a capacity of {self.capacity} tokens, needed {new_length}; start with a larger capacity"
@@ -131,8 +144,7 @@ class StaticCache(Cache):
             self.buffer.users.add(self)
             if self.key_value is not None:
                 self.buffer.write(self.key_value, 0)
-        self.key_value = self.buffer.write(new, length)
-        return self.key_value
+        return self.buffer
 
     def select(self, rows: Tensor) -> Cache:
         cache = StaticCache(self.capacity)

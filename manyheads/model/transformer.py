@@ -16,6 +16,7 @@ from manyheads.model.cache import (
     check_capacity,
     check_state,
 )
+from manyheads.model.lowering import lowered_decoder
 from manyheads.model.spec import ModelSpec
 from manyheads.model.stack import Stack
 from manyheads.parts.attention import KeyValue
@@ -142,6 +143,10 @@ class Transformer(nn.Module):
         check_state(state, TransformerState, self.spec)
         assert self.decoder is not None
         inputs = Inputs.of(inputs)
+        lowered = lowered_decoder(self.decoder, self.head) if state.memory is None else None
+        if lowered is not None and lowered.can_run(inputs, state.decoder):
+            logits, decoder_state = lowered.step(inputs, state.decoder)
+            return logits, replace(state, decoder=decoder_state)
         x_BLD, decoder_state = self.decoder(
             inputs, state=state.decoder, memory=state.memory, cross_key_values=state.cross_key_values, table=self.table
         )

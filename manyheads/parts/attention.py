@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import IncompatibleError, UnsupportedError
-from manyheads.parts.core import Core, CoreSpec
+from manyheads.kernels.plan import NotLoweredError, Plan, Register
+from manyheads.parts.core import Core, CoreSpec, Dot
 from manyheads.parts.mask import Mask
-from manyheads.parts.norm import NoNormSpec, NormSpec
-from manyheads.parts.position import AttentionPosition, Positions
+from manyheads.parts.norm import NoNormSpec, NormSpec, lower_norm
+from manyheads.parts.position import AttentionPosition, Positions, Rotation
 from manyheads.parts.role import with_role
 from manyheads.spec import Part, field, locate_errors
 
@@ -228,3 +229,21 @@ class Attention(nn.Module):
         bias = context.position.bias(q, context.position_data, self.core.scale)
         heads_BHLK = self.core(q, memory.key, memory.value, mask=context.mask, positions=context.positions, bias=bias)
         return self.output(heads_BHLK.transpose(1, 2).flatten(2))
+
+    def lower(
+        self, plan: Plan, x: Register, add_to: Register | None, *, layer: int, rotation: Rotation | None, angles: int,
+        window: int | None,
+    ) -> Register:  # fmt: skip
+        """Adds self-attention over the cache of a layer to a plan; `angles` is the index of its position scheme."""
+        projections = (self.query, self.key, self.value)
+        sizes = {projection.size if isinstance(projection, HeadsLinear) else None for projection in projections}
+        size = sizes.pop()
+        if sizes or size is None or type(self.core) is not Dot or rotation is None:
+            raise NotLoweredError
+        q, k, v = (plan.linear(x, projection) for projection in projections)
+        heads = plan.attend(
+            lower_norm(self.query_norm, plan, q, width=size), lower_norm(self.key_norm, plan, k, width=size), v,
+            layer=layer, heads=q.width // size, head_dim=size, scale=self.core.scale, window=window,
+            rotated=rotation.size, interleaved=rotation.interleaved, angles=angles,
+        )  # fmt: skip
+        return plan.linear(heads, self.output, add_to=add_to)

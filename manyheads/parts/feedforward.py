@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.kernels.plan import Plan, Register
 from manyheads.parts.role import with_role
 from manyheads.spec import Part, field
 
@@ -26,6 +27,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "identity": lambda x: x,
 }
+
+
+def activation_number(name: str) -> int:
+    """The number of an activation function in kernels/step.c."""
+    return list(ACTIVATIONS).index(name)
 
 
 class FeedForwardSpec(Part, slot="feedforward", default="mlp"):
@@ -63,12 +69,16 @@ class Mlp(nn.Module):
         super().__init__()
         hidden = spec.hidden_size(width)
         self.up = nn.Linear(width, hidden, bias=spec.bias)
-        self.activation = ACTIVATIONS[spec.activation]
+        self.spec, self.activation = spec, ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
         self.down = with_role(nn.Linear(hidden, width, bias=spec.bias), "residual")
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.down(self.dropout(self.activation(self.up(x_BLD))))
+
+    def lower(self, plan: Plan, x: Register, add_to: Register | None) -> Register:
+        hidden = plan.activate(plan.linear(x, self.up), activation_number(self.spec.activation))
+        return plan.linear(hidden, self.down, add_to=add_to)
 
 
 class GatedSpec(FeedForwardSpec, kind="gated", caption="Gated Feed Forward"):
@@ -97,12 +107,16 @@ class GatedMlp(nn.Module):
         hidden = spec.hidden_size(width)
         self.gate = nn.Linear(width, hidden, bias=spec.bias)
         self.up = nn.Linear(width, hidden, bias=spec.bias)
-        self.activation = ACTIVATIONS[spec.activation]
+        self.spec, self.activation = spec, ACTIVATIONS[spec.activation]
         self.dropout = nn.Dropout(spec.dropout)
         self.down = with_role(nn.Linear(hidden, width, bias=spec.bias), "residual")
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))
+
+    def lower(self, plan: Plan, x: Register, add_to: Register | None) -> Register:
+        gate, up = plan.linear(x, self.gate), plan.linear(x, self.up)
+        return plan.linear(plan.activate(gate, activation_number(self.spec.activation), up), self.down, add_to=add_to)
 
 
 class NoFeedForwardSpec(FeedForwardSpec, kind="none", caption=""):

@@ -12,6 +12,7 @@ from pydantic import field_validator, model_validator
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, IncompatibleError, InputLengthError, OutOfRangeError
+from manyheads.kernels.plan import NotLoweredError, Plan, Register
 from manyheads.parts.core import inverse_root
 from manyheads.parts.embed import TableShape
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
@@ -49,6 +50,10 @@ class Head(nn.Module):
 
     The embedding matrix is an argument, not a parameter of the head, so the weights stay tied.
     """
+
+    def lower(self, plan: Plan, x: Register, table: nn.Embedding | None) -> Register:
+        """Adds the head to a plan; returns the register of its output."""
+        raise NotLoweredError
 
 
 class NoHeadSpec(HeadSpec, kind="none", caption=""):
@@ -132,6 +137,11 @@ class TiedHead(TokenHead):
         # with concatenated positions, the token's part of the vector comes first
         return self.logits(x_BLD if self.size == x_BLD.shape[-1] else x_BLD[..., : self.size], table)
 
+    def lower(self, plan: Plan, x: Register, table: nn.Embedding | None) -> Register:
+        if table is None or self.beta is not None or self.initial_beta != 1.0:
+            raise NotLoweredError
+        return plan.linear(x, table, bias_of=self)
+
 
 class UntiedHeadSpec(TokenHeadSpec, kind="untied", caption="Linear"):
     """β · h·u + b, with a matrix of its own that has a row u per token"""
@@ -147,6 +157,11 @@ class UntiedHead(TokenHead):
 
     def forward(self, x_BLD: Tensor, *, table: Tensor | None, padding_mask: Tensor | None) -> Tensor:
         return self.logits(x_BLD, self.output.weight)
+
+    def lower(self, plan: Plan, x: Register, table: nn.Embedding | None) -> Register:
+        if self.beta is not None or self.initial_beta != 1.0:
+            raise NotLoweredError
+        return plan.linear(x, self.output, bias_of=self)
 
 
 class BilinearHeadSpec(TokenHeadSpec, kind="bilinear", caption="Bilinear, tied"):

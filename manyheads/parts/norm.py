@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import UnsupportedError
+from manyheads.kernels.plan import NotLoweredError, Plan, Register
 from manyheads.spec import Part, field
 
 
@@ -90,3 +91,19 @@ def frozen_norm(norm: nn.Module, x: Tensor) -> tuple[Callable[[Tensor], Tensor],
             factor = (x.square().mean(dim=-1, keepdim=True) + (norm.eps or 0.0)).rsqrt() * gain
             return (lambda part: part * factor), zero
     raise UnsupportedError(f"a norm of type {type(norm).__name__} is not known as a linear map")
+
+
+def lower_norm(
+    norm: nn.Module, plan: Plan, x: Register, *, width: int | None = None, out: Register | None = None
+) -> Register:
+    """Adds the norm of x, or of each `width` floats of it, to a plan."""
+    match norm:
+        case nn.Identity():
+            return x
+        case nn.LayerNorm():
+            return plan.norm(x, norm, eps=norm.eps, subtract_mean=True, width=width, out=out)
+        case RMSOne():
+            return plan.norm(x, norm, eps=norm.eps or 0.0, gain=1.0, width=width, out=out)
+        case nn.RMSNorm():
+            return plan.norm(x, norm, eps=norm.eps or 0.0, width=width, out=out)
+    raise NotLoweredError

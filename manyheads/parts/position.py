@@ -84,6 +84,14 @@ class PositionEmbedding(nn.Module):
         return x_BLD
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """The number of rotated coordinates of a head, 0 for none, and whether neighbours are pairs."""
+
+    size: int
+    interleaved: bool = False
+
+
 class AttentionPosition(nn.Module):
     """The methods of a scheme that attention calls. The base class changes nothing.
 
@@ -96,6 +104,11 @@ class AttentionPosition(nn.Module):
     def rotate(self, x_BHLK: Tensor, position_data: Any) -> Tensor:
         """Rotates queries or keys."""
         return x_BHLK
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """How a plan rotates queries and keys by the cosines and sines of `precompute`; None if it cannot."""
+        return Rotation(0) if type(self) is AttentionPosition else None
 
     def bias(self, q_BHLK: Tensor, position_data: Any, scale: float) -> Tensor | None:
         """A term added to the scores before the softmax, (B or 1)×H×L×M. `scale` is the core's factor of q·k."""

@@ -8,10 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from manyheads.parts.norm import NormSpec
+from manyheads.kernels.plan import NotLoweredError, Op, Plan, Register
+from manyheads.parts.norm import NormSpec, lower_norm
 from manyheads.spec import Part, field
 
 Sublayer = Callable[[Tensor], Tensor]
+LoweredSublayer = Callable[[Register, Register | None], Register]  # reads a register; its output is added to the other
 
 
 class ResidualSpec(Part, slot="residual", default="pre"):
@@ -35,6 +37,10 @@ class Residual(nn.Module):
         self.norms = nn.ModuleList(norm.build(width) for _ in range(norms))
         self.dropout = nn.Dropout(spec.dropout)
 
+    def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        """Adds the layer to a plan, in which x may be overwritten; returns the register of its output."""
+        raise NotLoweredError
+
 
 class PreSpec(ResidualSpec, kind="pre", caption="pre-norm"):
     """x + f(norm(x)), for each sublayer in turn
@@ -51,6 +57,11 @@ class PreNorm(Residual):
         for norm, sublayer in zip(self.norms, sublayers, strict=True):
             x_BLD = x_BLD + self.dropout(sublayer(norm(x_BLD)))
         return x_BLD
+
+    def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            sublayer(lower_norm(norm, plan, x), x)
+        return x
 
 
 class PostSpec(ResidualSpec, kind="post", caption="post-norm"):
@@ -71,6 +82,12 @@ class PostNorm(Residual):
             x_BLD = norm(x_BLD + self.dropout(sublayer(x_BLD)))
         return x_BLD
 
+    def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            sublayer(x, x)
+            lower_norm(norm, plan, x, out=x)
+        return x
+
 
 class SandwichSpec(ResidualSpec, kind="sandwich", caption="sandwich norm"):
     """x + norm′(f(norm(x))), for each sublayer in turn
@@ -87,6 +104,12 @@ class SandwichNorm(Residual):
         for before, after, sublayer in zip(self.norms[::2], self.norms[1::2], sublayers, strict=True):
             x_BLD = x_BLD + self.dropout(after(sublayer(before(x_BLD))))
         return x_BLD
+
+    def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        for before, after, sublayer in zip(self.norms[::2], self.norms[1::2], sublayers, strict=True):
+            output = lower_norm(after, plan, sublayer(lower_norm(before, plan, x), None))
+            plan.add(Op.ADD, x, x, output, width=x.width)
+        return x
 
 
 class ParallelSpec(ResidualSpec, kind="parallel", caption="parallel sublayers"):
@@ -106,6 +129,14 @@ class Parallel(Residual):
             x_BLD = x_BLD + self.dropout(sublayer(normed))
         return x_BLD
 
+    def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        normed = lower_norm(self.norms[0], plan, x)
+        if normed == x:  # the first sublayer would change what the second reads
+            raise NotLoweredError
+        for sublayer in sublayers:
+            sublayer(normed, x)
+        return x
+
 
 class ParallelNormsSpec(ResidualSpec, kind="parallel-norms", caption="parallel sublayers, a norm each"):
     """x + f₁(norm₁(x)) + f₂(norm₂(x)), with sublayers in parallel and a norm each
@@ -124,6 +155,14 @@ class ParallelNorms(Residual):
             x_BLD = x_BLD + self.dropout(sublayer(norm(start)))
         return x_BLD
 
+    def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        normed = [lower_norm(norm, plan, x) for norm in self.norms]  # all of them before x changes
+        if x in normed:
+            raise NotLoweredError
+        for input, sublayer in zip(normed, sublayers, strict=True):  # noqa: A001
+            sublayer(input, x)
+        return x
+
 
 class NoResidualSpec(ResidualSpec, kind="none", caption="no residual"):
     """f(norm(x)), for each sublayer in turn, without adding x"""
@@ -137,3 +176,8 @@ class NoResidual(Residual):
         for norm, sublayer in zip(self.norms, sublayers, strict=True):
             x_BLD = self.dropout(sublayer(norm(x_BLD)))
         return x_BLD
+
+    def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        for norm, sublayer in zip(self.norms, sublayers, strict=True):
+            x = sublayer(lower_norm(norm, plan, x), None)
+        return x

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from manyheads.errors import IncompatibleError
-from manyheads.parts.position import AttentionPosition, Mechanism, Positions, PositionSpec, angle_dtype
+from manyheads.parts.position import AttentionPosition, Mechanism, Positions, PositionSpec, Rotation, angle_dtype
 from manyheads.spec import MAX_VALUE, MIN_POSITIVE, Part, field
 
 
@@ -251,6 +251,10 @@ class Rope(AttentionPosition):
     def __init__(self, spec: RopeSpec, size: int) -> None:
         super().__init__()
         self.spec, self.size = spec, size
+
+    @property
+    def rotation(self) -> Rotation:
+        return Rotation(self.size, self.spec.layout == "interleaved")
 
     def precompute(self, positions: Positions, dtype: torch.dtype) -> CosSin:
         # the length is per row, because sequences of a batch must not change each other's angles

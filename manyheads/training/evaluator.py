@@ -49,6 +49,7 @@ def evaluate(
     examples: int = 0,
     output: str | None = None,
     device: str = "auto",
+    weights: str | None = None,
     progress: OnProgress = lambda action, done, total: None,
     **settings: Any,
 ) -> Tree:
@@ -56,7 +57,7 @@ def evaluate(
 
     A run records its task and its data. For any other checkpoint the head decides the task, and `data` names a file.
     With `output` as "rows" or "images", a task that has no such outputs raises before anything is computed. `settings`
-    are those of generation, such as num_beams.
+    are those of generation, such as num_beams; `weights` are those of `load`.
     """
     start = time.perf_counter()
     options = EvalOptions(max_rows, max_length, max_new_tokens, examples, output, settings)
@@ -67,7 +68,7 @@ def evaluate(
         raise UsageError(f"no task {quote(task)}{did_you_mean(str(task), TaskSpec.kinds)}")
     if isinstance(overrides, str) or not all(isinstance(assignment, str) for assignment in overrides):
         raise UsageError(f"overrides is {quote(overrides)}, expected a list such as ['data.path=rows.tsv']")
-    checkpoint = load(path, device=resolve_device(device), verify=True)
+    checkpoint = load(path, device=resolve_device(device), verify=True, weights=weights)
     checkpoint.model.eval()
     if checkpoint.tokenizer is None and checkpoint.spec.vocab is not None:
         raise CheckpointTokenizerError(f"{path} has no tokenizer, so it cannot read texts")

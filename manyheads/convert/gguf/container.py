@@ -23,6 +23,8 @@ from manyheads.errors import (
 )
 from manyheads.files.read import open_regular
 from manyheads.files.tensors import Shape, TensorStore, is_shape
+from manyheads.kernels.blocks import FORMATS
+from manyheads.kernels.weight import QuantizedWeight
 from manyheads.spec import Tree, quote
 
 MAX_TENSORS, MAX_KEYS, MAX_TEXT_BYTES, MAX_ITEMS = 1 << 16, 1 << 12, 1 << 24, 1 << 22
@@ -71,10 +73,13 @@ class HeaderReader:
 
 
 class GgufFile(TensorStore):
-    """A GGUF file whose header was checked, with its metadata and the offset of each tensor."""
+    """A GGUF file whose header was checked, with its metadata and the offset of each tensor.
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.metadata = path, dict[str, Any]()
+    Tensors are read as float32 or, with `keep_blocks`, matrices as the blocks that they are.
+    """
+
+    def __init__(self, path: Path, *, keep_blocks: bool = False) -> None:
+        self.path, self.keep_blocks, self.metadata = path, keep_blocks, dict[str, Any]()
         # the number of the quantization type, and the offset of the first byte
         self.entries = dict[str, tuple[int, int]]()
         self.shapes = dict[str, Shape]()
@@ -128,11 +133,14 @@ class GgufFile(TensorStore):
         return data
 
     def __getitem__(self, name: str) -> Tensor:
-        """Reads one tensor, dequantized to float32."""
+        """Reads one tensor."""
         import gguf
         import numpy
 
         shape, data, kind = self.shapes[name], self.read_raw(name), gguf.GGMLQuantizationType(self.entries[name][0])
+        if self.keep_blocks and len(shape) == 2 and kind.name.lower() in FORMATS:
+            rows = torch.frombuffer(data, dtype=torch.uint8).unflatten(0, (shape[0], -1))
+            return QuantizedWeight(rows, kind.name.lower())
         if kind == gguf.GGMLQuantizationType.F32:
             return torch.frombuffer(data, dtype=torch.float32).reshape(shape)
         try:

@@ -29,10 +29,10 @@ from manyheads.spec import MAX_COUNT
 
 
 def read_gguf(
-    path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False
+    path: Path, *, dtype: torch.dtype | None = None, allow_nonfinite: bool = False, keep_blocks: bool = False
 ) -> tuple[Model, CheckpointMetadata, Any]:
-    """A model, its metadata and its tokenizer."""
-    file = GgufFile(path)
+    """A model, its metadata and its tokenizer. With `keep_blocks`, matrices stay quantized where the kernels can."""
+    file = GgufFile(path, keep_blocks=keep_blocks)
     template = file.metadata.get("tokenizer.chat_template")
     tokens, rows = file.metadata.get("tokenizer.ggml.tokens"), file.shapes.get("token_embd.weight", (0,))[0]
     if isinstance(tokens, list) and len(tokens) > rows:

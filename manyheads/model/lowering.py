@@ -1,0 +1,123 @@
+"""Lowers the step of a decoder to a plan, which the C kernels run in one call, and runs it in place of the modules."""
+
+from __future__ import annotations
+
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.kernels.library import kernels
+from manyheads.kernels.plan import NotLoweredError, Plan, Register
+from manyheads.kernels.weight import QuantizedWeight
+from manyheads.model.cache import StackState, StaticCache
+from manyheads.model.stack import Stack, append_inputs, positions_after
+from manyheads.parts.embed import TokenEmbedding
+from manyheads.parts.head import Head
+from manyheads.parts.inputs import Inputs
+from manyheads.parts.norm import lower_norm
+from manyheads.parts.position import AttentionPosition, Positions
+from manyheads.parts.residual import LoweredSublayer
+
+MAX_LENGTH = 8  # new tokens of a sequence; the modules read longer texts faster
+
+
+class LoweredDecoder:
+    """The plan of a decoder and its head, made at the first step and again if a weight is replaced."""
+
+    def __init__(self, stack: Stack, head: Head) -> None:
+        self.stack, self.head, self.plan = stack, head, Plan(stack.spec.width)
+        # read at every step: a model that is recorded or edited has hooks, and runs as its modules do
+        modules = [*stack.modules(), *head.modules()]
+        self.hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        attentions = [spec.attention for spec in stack.layer_specs]
+        self.cache_sizes = [(spec.num_kv_heads(), spec.head_dim(stack.spec.width)) for spec in attentions]
+        x = self.plan.input
+        for i in range(stack.spec.layers):
+            x = self.lower_layer(i, x)
+        x = lower_norm(stack.norm, self.plan, x)
+        table = stack.embed.table
+        self.plan.output = head.lower(self.plan, x, table)
+
+    def lower_layer(self, index: int, x: Register) -> Register:
+        layer, spec, shared = self.stack.layer(index), self.stack.layer_specs[index], self.stack.position_index[index]
+        if layer.cross is not None or shared is None or not spec.mask.causal or spec.mask.prefix:
+            raise NotLoweredError
+        sublayers: list[LoweredSublayer] = [
+            partial(
+                layer.attention.lower, self.plan, layer=index, rotation=self.stack.position(index).rotation,
+                angles=shared, window=spec.mask.window,
+            )
+        ]  # fmt: skip
+        if layer.feedforward is not None:
+            lower = getattr(layer.feedforward, "lower", None)
+            if lower is None:
+                raise NotLoweredError
+            sublayers.append(partial(lower, self.plan))
+        return layer.residual.lower(self.plan, x, sublayers)
+
+    def can_run(self, inputs: Inputs, state: StackState) -> bool:
+        """Whether a step has nothing that the plan does not know."""
+        unknown = (
+            inputs.positions,
+            inputs.document_ids,
+            inputs.prefix_lengths,
+            state.prefix_lengths,
+            inputs.padding_mask,
+        )
+        has_window = any(mask.window for mask in self.stack.masks)
+        return (
+            inputs.length <= MAX_LENGTH
+            and all(value is None for value in unknown)
+            and not (has_window and state.padding_mask is not None)  # a window does not count padding
+            and all(isinstance(cache, StaticCache) for cache in state.caches)
+            and not any(self.hooks)
+        )
+
+    def step(self, inputs: Inputs, state: StackState) -> tuple[Tensor, StackState]:
+        library = kernels()
+        assert library is not None
+        new_state = append_inputs(state, inputs)
+        positions = positions_after(state, new_state, inputs.tokens.device)
+        x_BLD = self.stack.embed(inputs, positions, table=None, memory=None)
+        angles = [position_angles(module, positions, x_BLD) for module in self.stack.position_modules]
+        buffers = [
+            cache.reserve(inputs.batch_size, heads, inputs.length, size, like=x_BLD)
+            for cache, (heads, size) in zip(new_state.caches, self.cache_sizes, strict=True)
+            if isinstance(cache, StaticCache)
+        ]
+        logits = self.plan.run(
+            library, x_BLD, keys=[buffer.key for buffer in buffers], values=[buffer.value for buffer in buffers],
+            past=state.length, padding=new_state.padding_mask, angles=angles,
+        )  # fmt: skip
+        return logits, new_state
+
+
+def position_angles(module: nn.Module, positions: Positions, x_BLD: Tensor) -> tuple[Tensor, Tensor]:
+    """The cosines and sines of a rotation; a scheme without one has tensors that no instruction reads."""
+    assert isinstance(module, AttentionPosition)
+    cos, sin = module.precompute(positions, x_BLD.dtype) or (x_BLD, x_BLD)
+    return cos.contiguous(), sin.contiguous()
+
+
+LOWERED: WeakKeyDictionary[nn.Module, LoweredDecoder | None] = WeakKeyDictionary()
+
+
+def lowered_decoder(stack: Stack, head: Head) -> LoweredDecoder | None:
+    """The plan of a decoder with quantized weights; None if a part has none, or if there are no kernels."""
+    lowered = LOWERED.get(stack)
+    if stack not in LOWERED or (lowered is not None and not lowered.plan.is_current()):
+        lowered = None
+        if is_quantized(stack) and not stack.training and kernels() is not None:
+            try:
+                lowered = LoweredDecoder(stack, head)
+            except NotLoweredError:
+                lowered = None
+        LOWERED[stack] = lowered
+    return None if lowered is None or stack.training or torch.is_grad_enabled() else lowered
+
+
+def is_quantized(stack: Stack) -> bool:
+    has_plain_embedding = isinstance(stack.embed, TokenEmbedding) and stack.embed.table is not None
+    return has_plain_embedding and any(isinstance(weight, QuantizedWeight) for weight in stack.parameters())

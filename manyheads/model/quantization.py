@@ -1,0 +1,38 @@
+"""Quantizes the matrices of a model to 8 or 4 bits per weight, for decoding on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from manyheads.errors import UsageError
+from manyheads.kernels.blocks import BLOCK
+from manyheads.kernels.weight import QuantizedWeight
+from manyheads.model.builder import Model
+from manyheads.parts.embed import Embed
+from manyheads.spec import quote
+
+FORMATS = {"int8": "q8_0", "int4": "q4_0"}  # a scale in half precision per 32 weights: 8.5 and 4.5 bits per weight
+
+
+def quantize_model(model: Model, weights: str) -> None:
+    """Replaces linear layers and the token table by quantized ones, one at a time.
+
+    Other parameters, and matrices whose rows are not a multiple of 32 long, stay as they are.
+    """
+    if weights not in FORMATS:
+        raise UsageError(f"weights is {quote(weights)}, expected one of {', '.join(FORMATS)}")
+    for module in quantizable_modules(model):
+        weight = module.weight
+        if weight.shape[1] % BLOCK == 0 and not isinstance(weight, QuantizedWeight):
+            quantized = QuantizedWeight.quantize(weight, FORMATS[weights])
+            module.weight = nn.Parameter(quantized, requires_grad=False)
+
+
+def quantizable_modules(model: Model) -> Iterator[nn.Linear | nn.Embedding]:
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            yield module
+        elif isinstance(module, Embed) and module.table is not None:
+            yield module.table
