@@ -14,6 +14,7 @@ from manyheads.convert.hf import export_form, write_folder
 from manyheads.errors import ExportError, OutputError, UsageError
 from manyheads.files.write import check_absent
 from manyheads.model.builder import Model
+from manyheads.model.quantization import is_quantized
 from manyheads.spec import quote
 
 FORMATS = ("hf", "gguf", "onnx", "manyheads")
@@ -40,6 +41,8 @@ def export(
         checkpoint = Checkpoint(checkpoint)
     if not isinstance(checkpoint, Checkpoint):
         raise UsageError(f"given a {type(checkpoint).__name__}, expected a checkpoint, a model or a path")
+    if is_quantized(checkpoint.model):
+        raise ExportError("the weights were quantized when they were loaded", hint="load it without `weights`")
     try:
         write(checkpoint, path, to, outtype)
     except ExportError as error:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from manyheads.kernels.library import kernels
 from manyheads.kernels.plan import NotLoweredError, Plan, Register
-from manyheads.kernels.weight import QuantizedWeight
 from manyheads.model.cache import StackState, StaticCache
+from manyheads.model.quantization import is_quantized
 from manyheads.model.stack import Stack, append_inputs, positions_after
 from manyheads.parts.embed import TokenEmbedding
 from manyheads.parts.head import Head
@@ -109,15 +109,11 @@ def lowered_decoder(stack: Stack, head: Head) -> LoweredDecoder | None:
     lowered = LOWERED.get(stack)
     if stack not in LOWERED or (lowered is not None and not lowered.plan.is_current()):
         lowered = None
-        if is_quantized(stack) and not stack.training and kernels() is not None:
+        embeds_tokens = isinstance(stack.embed, TokenEmbedding) and stack.embed.table is not None
+        if embeds_tokens and not stack.training and is_quantized(stack) and kernels() is not None:
             try:
                 lowered = LoweredDecoder(stack, head)
             except NotLoweredError:
                 lowered = None
         LOWERED[stack] = lowered
     return None if lowered is None or stack.training or torch.is_grad_enabled() else lowered
-
-
-def is_quantized(stack: Stack) -> bool:
-    has_plain_embedding = isinstance(stack.embed, TokenEmbedding) and stack.embed.table is not None
-    return has_plain_embedding and any(isinstance(weight, QuantizedWeight) for weight in stack.parameters())

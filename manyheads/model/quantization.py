@@ -6,23 +6,18 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from manyheads.errors import UsageError
 from manyheads.kernels.blocks import BLOCK
 from manyheads.kernels.weight import QuantizedWeight
-from manyheads.model.builder import Model
 from manyheads.parts.embed import Embed
-from manyheads.spec import quote
 
 FORMATS = {"int8": "q8_0", "int4": "q4_0"}  # a scale in half precision per 32 weights: 8.5 and 4.5 bits per weight
 
 
-def quantize_model(model: Model, weights: str) -> None:
-    """Replaces linear layers and the token table by quantized ones, one at a time.
+def quantize_model(model: nn.Module, weights: str) -> None:
+    """Replaces linear layers and the token table by quantized ones, "int8" or "int4", one at a time.
 
     Other parameters, and matrices whose rows are not a multiple of 32 long, stay as they are.
     """
-    if weights not in FORMATS:
-        raise UsageError(f"weights is {quote(weights)}, expected one of {', '.join(FORMATS)}")
     for module in quantizable_modules(model):
         weight = module.weight
         if weight.shape[1] % BLOCK == 0 and not isinstance(weight, QuantizedWeight):
@@ -30,7 +25,12 @@ def quantize_model(model: Model, weights: str) -> None:
             module.weight = nn.Parameter(quantized, requires_grad=False)
 
 
-def quantizable_modules(model: Model) -> Iterator[nn.Linear | nn.Embedding]:
+def is_quantized(module: nn.Module) -> bool:
+    """Whether some matrices of a module are quantized."""
+    return any(isinstance(weight, QuantizedWeight) for weight in module.parameters())
+
+
+def quantizable_modules(model: nn.Module) -> Iterator[nn.Linear | nn.Embedding]:
     for module in model.modules():
         if isinstance(module, nn.Linear):
             yield module

@@ -23,6 +23,7 @@ from manyheads.convert.families import get_family
 from manyheads.convert.gguf.container import GgufFile, config_of
 from manyheads.convert.gguf.vocabulary import add_special_tokens, read_vocabulary, write_vocabulary
 from manyheads.errors import CheckpointConfigError, CheckpointError, CheckpointTokenizerError, ExportError, UsageError
+from manyheads.kernels.weight import QuantizedWeight
 
 TOKENS = ["<end>", "<begin>", *"abcdefghijklmnopqrstuvwxyzĠ", "ab", "abc", *(f"x{i}" for i in range(30))]
 
@@ -124,6 +125,22 @@ def test_quantized_weights_are_dequantized(tmp_path, outtype):
     expected = gguf.dequantize(gguf.quantize(weight.numpy(), kind), kind)
     assert torch.equal(file["blk.1.ffn_up.weight"], torch.from_numpy(expected))
     assert manyheads.load(tmp_path / "x.gguf").logits(IDS).isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1"])
+def test_the_blocks_of_a_file_can_be_used_as_they_are(tmp_path, kind):
+    path = write_reference(reference(), tmp_path / "x.gguf", gguf.GGMLQuantizationType[kind.upper()])
+    plain, ours = manyheads.load(path), manyheads.load(path, weights="stored")
+    expected = dict(plain.model.named_parameters())
+    kept = {name: weight for name, weight in ours.model.named_parameters() if isinstance(weight, QuantizedWeight)}
+    assert {f"decoder.layers.0.attention.{name}.weight" for name in ("query", "key", "value")} <= set(kept)
+    for name, weight in ours.model.named_parameters():  # queries and keys are in another order in the file
+        assert torch.equal(weight.dequantize() if name in kept else weight, expected[name]), name
+    rows = kept["decoder.layers.0.attention.value.weight"].rows
+    assert rows.numpy().tobytes() == bytes(GgufFile(path).read_raw("blk.0.attn_v.weight"))
+    long = IDS.repeat(1, 9 // IDS.shape[1] + 1)  # so long that activations are not rounded
+    assert_close(ours.logits(long), plain.logits(long))
 
 
 def test_a_file_has_its_tokenizer(tmp_path):
