@@ -198,8 +198,16 @@ class Coverage:
         by_line = self.data.contexts_by_lineno(self.files[str(file.relative_to(ROOT / "manyheads"))])
         covering = {number: self.names(contexts) for number, contexts in by_line.items()}
         of_line = next((covering[item] for item in range(line, line - 4, -1) if covering.get(item)), set())
-        of_file = set().union(*covering.values(), {REFERENCE}) - of_line
+        of_file = set().union(*covering.values(), {REFERENCE}, self.importing(file)) - of_line
         return [sorted(tests, key=self.seconds.__getitem__) for tests in (of_line, of_file)]
+
+    def importing(self, file):
+        """The tests of files that import a module, whose constants no line of a test runs."""
+        module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        importing = {
+            path for path in {test.partition("::")[0] for test in self.seconds} if module in (ROOT / path).read_text()
+        }
+        return {test for test in self.seconds if test.partition("::")[0] in importing}
 
     def names(self, contexts):
         parts = {part for context in contexts for part in context.split("|")}

@@ -119,11 +119,11 @@ class Tower:
             x = left - label.width if self.side < 0 else right
             self.boxes.append(label.moved(x - label.x, outer.center[1] - label.center[1]))
 
-    def moved(self, dx: float, dy: float) -> Tower:
+    def moved(self, dx: float) -> Tower:
+        """The tower, complete, further to the right."""
         tower = Tower(self.side)
-        tower.boxes = [box.moved(dx, dy) for box in self.boxes]
-        tower.arrows = [arrow.moved(dx, dy) for arrow in self.arrows]
-        tower.top, tower.last = self.top + dy, self.last and self.last.moved(dx, dy)
+        tower.boxes = [box.moved(dx, 0.0) for box in self.boxes]
+        tower.arrows = [arrow.moved(dx, 0.0) for arrow in self.arrows]
         return tower
 
     def find(self, name: str) -> Box:
@@ -163,7 +163,7 @@ def bounds(boxes: Sequence[Box], arrows: Sequence[Arrow]) -> tuple[float, float,
 def beside(left: Tower, right: Tower, gap: float) -> tuple[Tower, Tower]:
     """The second tower to the right of the first."""
     dx = bounds(left.boxes, left.arrows)[2] + gap - bounds(right.boxes, right.arrows)[0]
-    return left, right.moved(dx, 0.0)
+    return left, right.moved(dx)
 
 
 def from_trunk(source: Box, target: Box, x: float) -> Arrow:
