@@ -24,10 +24,13 @@ MAX_LENGTH = 8  # new tokens of a sequence; the modules read longer texts faster
 
 
 class LoweredDecoder:
-    """The plan of a decoder and its head, made at the first step and again if a weight is replaced."""
+    """The plan of a decoder and its head, made at the first step and again if a weight is replaced.
+
+    It does not hold the decoder, which is the key of LOWERED.
+    """
 
     def __init__(self, stack: Stack, head: Head) -> None:
-        self.stack, self.head, self.plan = stack, head, Plan(stack.spec.width)
+        self.plan, self.has_window = Plan(stack.spec.width), any(mask.window for mask in stack.masks)
         # read at every step: a model that is recorded or edited has hooks, and runs as its modules do
         modules = [*stack.modules(), *head.modules()]
         self.hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
@@ -35,18 +38,18 @@ class LoweredDecoder:
         self.cache_sizes = [(spec.num_kv_heads(), spec.head_dim(stack.spec.width)) for spec in attentions]
         x = self.plan.input
         for i in range(stack.spec.layers):
-            x = self.lower_layer(i, x)
+            x = self.lower_layer(stack, i, x)
         x = lower_norm(stack.norm, self.plan, x)
         table = stack.embed.table
         self.plan.output = head.lower(self.plan, x, table)
 
-    def lower_layer(self, index: int, x: Register) -> Register:
-        layer, spec, shared = self.stack.layer(index), self.stack.layer_specs[index], self.stack.position_index[index]
+    def lower_layer(self, stack: Stack, index: int, x: Register) -> Register:
+        layer, spec, shared = stack.layer(index), stack.layer_specs[index], stack.position_index[index]
         if layer.cross is not None or shared is None or not spec.mask.causal or spec.mask.prefix:
             raise NotLoweredError
         sublayers: list[LoweredSublayer] = [
             partial(
-                layer.attention.lower, self.plan, layer=index, rotation=self.stack.position(index).rotation,
+                layer.attention.lower, self.plan, layer=index, rotation=stack.position(index).rotation,
                 angles=shared, window=spec.mask.window,
             )
         ]  # fmt: skip
@@ -66,22 +69,21 @@ class LoweredDecoder:
             state.prefix_lengths,
             inputs.padding_mask,
         )
-        has_window = any(mask.window for mask in self.stack.masks)
         return (
             inputs.length <= MAX_LENGTH
             and all(value is None for value in unknown)
-            and not (has_window and state.padding_mask is not None)  # a window does not count padding
+            and not (self.has_window and state.padding_mask is not None)  # a window does not count padding
             and all(isinstance(cache, StaticCache) for cache in state.caches)
             and not any(self.hooks)
         )
 
-    def step(self, inputs: Inputs, state: StackState) -> tuple[Tensor, StackState]:
+    def step(self, stack: Stack, inputs: Inputs, state: StackState) -> tuple[Tensor, StackState]:
         library = kernels()
         assert library is not None
         new_state = append_inputs(state, inputs)
         positions = positions_after(state, new_state, inputs.tokens.device)
-        x_BLD = self.stack.embed(inputs, positions, table=None, memory=None)
-        angles = [position_angles(module, positions, x_BLD) for module in self.stack.position_modules]
+        x_BLD = stack.embed(inputs, positions, table=None, memory=None)
+        angles = [position_angles(module, positions, x_BLD) for module in stack.position_modules]
         buffers = [
             cache.reserve(inputs.batch_size, heads, inputs.length, size, like=x_BLD)
             for cache, (heads, size) in zip(new_state.caches, self.cache_sizes, strict=True)

@@ -145,7 +145,7 @@ class Transformer(nn.Module):
         inputs = Inputs.of(inputs)
         lowered = lowered_decoder(self.decoder, self.head) if state.memory is None else None
         if lowered is not None and lowered.can_run(inputs, state.decoder):
-            logits, decoder_state = lowered.step(inputs, state.decoder)
+            logits, decoder_state = lowered.step(self.decoder, inputs, state.decoder)
             return logits, replace(state, decoder=decoder_state)
         x_BLD, decoder_state = self.decoder(
             inputs, state=state.decoder, memory=state.memory, cross_key_values=state.cross_key_values, table=self.table

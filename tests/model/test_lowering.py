@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -32,7 +34,7 @@ def compared_steps(model, prompt, steps):
         logits, states[0] = model.step(ids, states[0])
         inputs = Inputs.of(ids)
         assert lowered.can_run(inputs, states[1].decoder)
-        ours, decoder_state = lowered.step(inputs, states[1].decoder)
+        ours, decoder_state = lowered.step(model.decoder, inputs, states[1].decoder)
         states[1] = replace(states[1], decoder=decoder_state)
         outputs.append((logits, ours))
     return outputs
@@ -190,6 +192,17 @@ def test_a_weight_that_is_replaced_is_in_the_next_step():
     norm.weight.data = norm.weight.data / 2
     norm.bias.data = norm.bias.data / 2
     assert torch.equal(model.step(tokens(1, 1), state)[0], before)
+
+
+@torch.no_grad()
+def test_a_model_that_is_no_longer_used_is_freed():
+    model = quantized()
+    model.step(tokens(1, 1), model.start(capacity=4))
+    assert lowered_decoder(model.decoder, model.head) is not None
+    reference = weakref.ref(model.decoder)
+    del model
+    gc.collect()
+    assert reference() is None
 
 
 def test_steps_with_gradients_in_training_or_without_a_capacity_run_as_the_modules_do():
