@@ -6,6 +6,8 @@ import csv
 import gzip
 import io
 import json
+import random
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -298,12 +300,12 @@ def test_a_label_may_be_a_string_or_an_integer_and_a_text_only_a_string(tmp_path
     assert "integer" not in str(caught.value)
 
 
-def write_parquet(folder, *, compression="snappy", **columns):
+def write_parquet(folder, *, compression="snappy", row_group_size=7, **columns):
     import pyarrow
     from pyarrow import parquet
 
     path = folder / "a.parquet"
-    parquet.write_table(pyarrow.table(columns), path, row_group_size=7, compression=compression)
+    parquet.write_table(pyarrow.table(columns), path, row_group_size=row_group_size, compression=compression)
     return str(path)
 
 
@@ -324,6 +326,9 @@ def test_parquet_is_read_by_the_names_of_its_columns(tmp_path):
         load_data("text", path=write_parquet(tmp_path, text=["a\0", "b"]))
     with raises("data.too-large", path):
         load_data("text", path=write_parquet(tmp_path, compression="zstd", text=["x" * (1 << 20)] * 40))
+    long = "".join(random.Random(0).choices(string.ascii_letters, k=10_000))
+    with raises("data.too-large", path):  # stored once, and read a thousand times
+        load_data("text", path=write_parquet(tmp_path, row_group_size=1000, text=[long] * 1000))
     for content in (b"", b"PAR1" * 9, (tmp_path / "a.parquet").read_bytes()[:-9]):
         with raises("data.file", path):
             load_data("text", path=write_file(tmp_path, "a.parquet", content))

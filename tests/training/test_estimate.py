@@ -16,9 +16,10 @@ import manyheads
 from manyheads.errors import ManyheadsError, OutOfDiskError
 from manyheads.model.builder import build_meta
 from manyheads.spec import to_toml
+from manyheads.training import estimate
 from manyheads.training.batches import BatchLoader, BatchStream
 from manyheads.training.estimate import MAX_TIMED_STEPS, format_seconds, measure_speed
-from manyheads.training.loop import train_events
+from manyheads.training.loop import GENERATED_ROWS, train_events
 from manyheads.training.preparation import prepare
 from manyheads.training.resources import (
     activation_bytes,
@@ -96,6 +97,20 @@ def test_an_evaluation_of_packed_texts_is_timed_by_rows_not_by_texts(tmp_path):
     assert len(run.validation_dataset) < 5 < 100 < rows
     assert sum(count for count, _ in evaluation_shapes(run)) == rows
     assert measure_speed(run, seconds=0.01).evaluation > 0
+    check_rows_of_a_timed_evaluation(run)
+
+
+def check_rows_of_a_timed_evaluation(run):
+    """Many if a step is short for the time that is allowed, and few if it is long."""
+    rows = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimate, "validate", lambda model, run: rows.append(run.spec.train.eval_rows))
+        for step in (0.9, 1.1):
+            patch.setattr(estimate, "typical_seconds", lambda steps, step=step: step)
+            patch.setattr(estimate, "time_steps", lambda *_, **__: ([], [None]))
+            measure_speed(run, seconds=3.0)
+    all_rows = sum(count for count, _ in evaluation_shapes(run))
+    assert rows == [min(all_rows, GENERATED_ROWS), 8]
 
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
