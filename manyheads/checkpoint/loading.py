@@ -61,15 +61,15 @@ def load(
     check_weights(weights, path, dtype, device)
     read = partial(
         read_checkpoint_at,
-        dtype=dtype,
+        dtype=dtype if weights is None else torch.float32,  # of norms and biases, with which the kernels compute
         allow_nonfinite=allow_nonfinite,
         copy=copy,
         verify=verify,
         keep_blocks=weights == STORED,
     )
     checkpoint = read_while_saved(path, read)
-    if weights not in (None, STORED):
-        quantize_model(checkpoint.model, weights)
+    if weights is not None:
+        quantize_model(checkpoint.model, None if weights == STORED else weights)
     with name_in_errors(path):  # checked here, because they are read only where they are used
         _ = checkpoint.generation_settings, checkpoint.chat_template
     checkpoint.model.to(device)

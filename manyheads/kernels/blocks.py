@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from manyheads.errors import NonFiniteError
+
 BLOCK = 32  # weights
+MIN_LARGEST = 1e-36  # a block of a vector whose numbers are all smaller is zero
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,10 @@ class BlockFormat:
 
 def half_bytes(values: Tensor) -> Tensor:
     """Numbers …×1 as the bytes of half precision, …×2."""
-    return values.half().view(torch.uint8)
+    halves = values.half()
+    if not halves.isfinite().all():
+        raise NonFiniteError(f"a scale of {float(values.abs().max()):.3g} is too large for half precision")
+    return halves.view(torch.uint8)
 
 
 def read_half(data: Tensor) -> Tensor:
@@ -94,5 +100,6 @@ def quantize_vectors(x: Tensor) -> Tensor:
     """The vectors that a kernel computes with in place of x: 8 bits and a scale per block."""
     blocks = x.unflatten(-1, (-1, BLOCK))
     largest = blocks.abs().amax(dim=-1, keepdim=True)
-    q = (blocks * torch.where(largest > 0, 127 / largest, 0)).round()
+    largest = torch.where(largest < MIN_LARGEST, 0.0, largest)  # 127 / largest would be infinite; NaN stays
+    q = (blocks * torch.where(largest == 0, 0.0, 127 / largest)).round()
     return (q * (largest / 127)).flatten(-2)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
 import warnings
 from functools import cache
 from pathlib import Path
+
+import torch
 
 from manyheads.errors import UsageError
 
@@ -68,9 +71,11 @@ def built_library() -> Path:
     """The path of the built library. Processes that build it at once each write a file of their own and rename it."""
     folder = cache_folder()
     compiler = next(filter(None, map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang")))), None)
-    name = hashlib.sha256(b"\0".join((*map(Path.read_bytes, SOURCES), *map(str.encode, FLAGS)))).hexdigest()[:16]
+    made_from = (*map(Path.read_bytes, SOURCES), *map(str.encode, (*FLAGS, platform.machine())))
+    name = hashlib.sha256(b"\0".join(made_from)).hexdigest()[:16]
     path = folder / f"kernels-{name}.so"
     if path.exists():
+        check_owner(path)
         return path
     if compiler is None:
         raise FileNotFoundError(0, "no C compiler was found (cc, gcc or clang)")
@@ -93,13 +98,29 @@ def compile_source(compiler: str, path: Path) -> None:
 
 def cache_folder() -> Path:
     """The folder of built kernels, which only this user can write, as its files are executed."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = base / "manyheads" / "kernels"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise PermissionError(0, f"others can write to {folder}")
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    folder = (base if base.is_absolute() else Path.home() / ".cache") / "manyheads" / "kernels"
+    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    for path in (folder.parent, folder):
+        path.mkdir(mode=0o700, exist_ok=True)
+        check_owner(path)
     return folder
+
+
+def check_owner(path: Path) -> None:
+    """Raises if another user than this one could have written a file, or could write to a folder."""
+    status = path.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022 or path.is_symlink():
+        raise PermissionError(0, f"others can write to {path}")
+
+
+def num_threads() -> int:
+    """The threads of torch; one in a forked process, where those of OpenMP do not exist."""
+    return 1 if FORKED else torch.get_num_threads()
+
+
+FORKED: list[bool] = []
+os.register_at_fork(after_in_child=lambda: FORKED.append(True))
 
 
 def work_size(vectors: int, size: int, threads: int) -> int:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.errors import InputShapeError
 from manyheads.kernels.blocks import FORMATS
-from manyheads.kernels.library import Library, work_size
+from manyheads.kernels.library import Library, num_threads, work_size
 from manyheads.kernels.weight import QuantizedWeight
 
 INSTRUCTION, STEP, ANGLES = "12q2d", "11q", "3q"  # the structures of step.c
@@ -27,12 +28,18 @@ class NotLoweredError(Exception):
     """Raised by a part that has no instructions."""
 
 
+def require_type(module: nn.Module, kind: type) -> None:
+    """Raises if a module has a class of its own, whose forward may compute something else."""
+    if type(module) is not kind:
+        raise NotLoweredError
+
+
 class Op(IntEnum):
     """The operations of step.c."""
 
     NORM = 0
     LINEAR = 1
-    ROTATE = 2
+    ROTATE_AND_STORE = 2
     ATTEND = 3
     ACTIVATE = 4
     ADD = 5
@@ -90,7 +97,7 @@ class Plan:
     def __init__(self, width: int) -> None:
         self.instructions: list[Instruction] = []
         self.weights: list[tuple[nn.Module, str, Tensor | None, int]] = []
-        self.width = 0  # floats of all registers, per token
+        self.used = self.width = 0  # floats per token of the registers in use, and of all
         self.largest_input = 0
         self.input = self.output = self.register(width)
         self.packed: dict[int, Tensor] = {}
@@ -98,18 +105,23 @@ class Plan:
     # ------------------------------------------------------------------------------------------------------ lowering
 
     def register(self, width: int) -> Register:
-        register = Register(self.width, width)
-        self.width += width
+        register = Register(self.used, width)
+        self.used += width
+        self.width = max(self.width, self.used)
         return register
+
+    def free_after(self, register: Register) -> None:
+        """Frees all registers that were made after this one, which is still used."""
+        self.used = register.start + register.width
 
     def address(self, module: nn.Module, name: str) -> int:
         """The address of a parameter in float32, or of the rows of a quantized one; 0 if the module has none."""
         parameter: Any = getattr(module, name, None)
         tensor = parameter.rows if isinstance(parameter, QuantizedWeight) else parameter
-        if tensor is not None and (tensor.device.type != "cpu" or not tensor.is_contiguous()):
-            raise NotLoweredError
-        if tensor is parameter is not None and tensor.dtype != torch.float32:
-            raise NotLoweredError
+        if tensor is not None:
+            expected = torch.uint8 if isinstance(parameter, QuantizedWeight) else torch.float32
+            if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.dtype != expected:
+                raise NotLoweredError
         address = 0 if tensor is None else tensor.data_ptr()
         self.weights.append((module, name, parameter, address))
         return address
@@ -132,9 +144,15 @@ class Plan:
         )  # fmt: skip
 
     def linear(
-        self, x: Register, module: nn.Module, *, bias_of: nn.Module | None = None, add_to: Register | None = None
-    ) -> Register:
-        """W x + b, in a new register or added to one. `bias_of` is the module of the bias, if it is another one."""
+        self, x: Register, module: nn.Module, *, kind: type = nn.Linear, bias_of: nn.Module | None = None,
+        add_to: Register | None = None,
+    ) -> Register:  # fmt: skip
+        """W x + b, in a new register or added to one.
+
+        A module of another type than `kind` may compute something else. `bias_of` is the module of the bias, if it is
+        another one.
+        """
+        require_type(module, kind)
         weight = module.weight
         assert isinstance(weight, Tensor)
         outputs, size = weight.shape
@@ -143,8 +161,9 @@ class Plan:
         flags, number = Flag.ACCUMULATE if add_to is not None else Flag(0), 0
         if isinstance(weight, QuantizedWeight):
             number, flags = FORMATS[weight.format].number, flags | weight.int8_activations * Flag.INT8_ACTIVATIONS
+        assert x != add_to, "a product cannot change the register that it reads"
         previous = self.instructions[-1] if self.instructions else None
-        if previous is not None and previous.op is Op.LINEAR and previous.input == x:
+        if previous is not None and previous.op is Op.LINEAR and previous.input == x != previous.out:
             previous.flags |= Flag.NO_BARRIER
             if previous.format and number and previous.flags & flags & Flag.INT8_ACTIVATIONS:
                 flags |= Flag.SAME_INPUT
@@ -161,7 +180,7 @@ class Plan:
         """Rotates queries and keys, appends keys and values to the cache of a layer, and attends to it."""
         sizes: dict[str, Any] = {"width": heads, "size": key.width // head_dim, "format": head_dim, "layer": layer}
         flags = Flag.INTERLEAVED if interleaved else Flag(0)
-        self.add(Op.ROTATE, value, query, key, count=rotated, bias=angles, flags=flags, **sizes)
+        self.add(Op.ROTATE_AND_STORE, value, query, key, count=rotated, bias=angles, flags=flags, **sizes)
         out = self.register(query.width)
         return self.add(Op.ATTEND, out, query, count=window or 0, number=scale, **sizes)
 
@@ -189,13 +208,18 @@ class Plan:
     ) -> Tensor:  # fmt: skip
         """The output for the new tokens; their keys and values are written to the caches, B×G×capacity×K."""
         batch, length, _ = x_BLD.shape
-        tokens, threads = batch * length, torch.get_num_threads()
-        registers = torch.empty(self.width * tokens)
+        tokens, threads = batch * length, num_threads()
+        for buffer in (*keys, *values):  # C writes to them
+            known = buffer.dtype == torch.float32 and buffer.device.type == "cpu" and buffer.is_contiguous()
+            if not known or (len(buffer), buffer.shape[2]) != (batch, keys[0].shape[2]):
+                raise InputShapeError("the caches of this state are not those of this model in float32 on a CPU")
+        registers = torch.empty(self.width * tokens, dtype=torch.float32, device="cpu")
         start = self.input.start * tokens
         registers[start : start + x_BLD.numel()] = x_BLD.reshape(-1)
-        work_bytes = max(4 * (past + length), work_size(tokens, self.largest_input, 1))
-        work = torch.empty(threads * work_bytes, dtype=torch.uint8)
-        addresses = torch.tensor([[tensor.data_ptr() for tensor in tensors] for tensors in (keys, values)])
+        work_bytes = max(-(-(past + length) // 16) * 64, work_size(tokens, self.largest_input, 1))
+        work = torch.empty(threads * work_bytes, dtype=torch.uint8, device="cpu")
+        pointers = [[tensor.data_ptr() for tensor in tensors] for tensors in (keys, values)]
+        addresses = torch.tensor(pointers, dtype=torch.int64, device="cpu")
         if tokens not in self.packed:
             code = b"".join(instruction.pack(tokens) for instruction in self.instructions)
             self.packed[tokens] = torch.frombuffer(bytearray(code), dtype=torch.uint8)
@@ -211,4 +235,4 @@ class Plan:
         )  # fmt: skip
         library.run_step(self.packed[tokens].data_ptr(), len(self.instructions), step, library.variant, threads)
         start, width = self.output.start * tokens, self.output.width
-        return registers[start : start + tokens * width].view(batch, length, width)
+        return registers[start : start + tokens * width].clone().view(batch, length, width)

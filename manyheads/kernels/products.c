@@ -246,13 +246,17 @@ void multiply_rows(int variant, int format, const uint8_t *w, const float *x, co
 static void quantize(const float *x, Blocks out, int64_t blocks) {
     for (int64_t b = 0; b < blocks; b++, x += BLOCK) {
         int8_t *q = out.q + b * BLOCK;
-        float largest = 0.0f;
+        float largest = 0.0f, check = 0.0f;
         int32_t total = 0;
-        for (int i = 0; i < BLOCK; i++) largest = fmaxf(largest, fabsf(x[i]));
-        float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+        for (int i = 0; i < BLOCK; i++) {
+            largest = fmaxf(largest, fabsf(x[i]));
+            check += x[i] * 0.0f;  // NaN if a number is NaN or infinite
+        }
+        // a block of numbers below 10⁻³⁶ is zero, because 127 / largest would be infinite
+        float inverse = largest >= 1e-36f && check == 0.0f ? 127.0f / largest : 0.0f;
         for (int i = 0; i < BLOCK; i++)  // adding 1.5 · 2²³ rounds to an integer, a half to the even one
-            total += q[i] = (int8_t)(x[i] * inverse + 12582912.0f - 12582912.0f);
-        out.scale[b] = largest / 127.0f;
+            total += q[i] = inverse == 0.0f ? 0 : (int8_t)(x[i] * inverse + 12582912.0f - 12582912.0f);
+        out.scale[b] = (inverse == 0.0f ? 0.0f : largest / 127.0f) + check;
         out.sum[b] = out.scale[b] * (float)total;
     }
 }

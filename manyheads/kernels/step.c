@@ -12,7 +12,7 @@
 #include <omp.h>
 #endif
 
-enum { NORM, LINEAR, ROTATE, ATTEND, ACTIVATE, ADD };
+enum { NORM, LINEAR, ROTATE_AND_STORE, ATTEND, ACTIVATE, ADD };
 
 typedef struct {
     int64_t op, out, in, other;          // registers, as offsets into the memory of registers
@@ -136,7 +136,7 @@ static void attend(const Instruction *i, const Step *s, int variant, int thread,
             int visible = !padding || !padding[k];
             float score = visible ? (float)i->number * dot_f32(variant, keys + k * K, query, K) : -INFINITY;
             weights[k - first] = score;
-            largest = score > largest ? score : largest;
+            largest = score > largest || isnan(score) ? score : largest;
         }
         memset(out, 0, 4 * K);
         if (largest == -INFINITY) continue;  // a token that may see no key
@@ -159,7 +159,7 @@ static void run_instruction(const Instruction *i, const Step *s, int variant, in
                 normalize(i, registers + i->in + v * i->width, registers + i->out + v * i->width);
             break;
         case LINEAR: multiply(i, s, variant, thread, threads); break;
-        case ROTATE: rotate_and_store(i, s, thread, threads); break;
+        case ROTATE_AND_STORE: rotate_and_store(i, s, thread, threads); break;
         case ATTEND: attend(i, s, variant, thread, threads); break;
         case ACTIVATE:  // f(in), or f(in) · other
             for (int64_t k = n * i->width * thread / threads; k < n * i->width * (thread + 1) / threads; k++) {

@@ -10,17 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from manyheads.errors import UnsupportedError
 from manyheads.kernels.blocks import BLOCK, FORMATS
 from manyheads.kernels.linear import tiled_linear
 
-MAX_KERNEL_LENGTH = 8  # tokens of a sequence for which the kernels are faster than a product of whole matrices
-
 
 class QuantizedWeight(torch.Tensor):
-    """A matrix of blocks. It has the shape and dtype of the weight that it replaces, and no gradient.
+    """A matrix of blocks. It has the shape and dtype of the weight that it replaces, and cannot be changed.
 
-    Whether a product with it uses the kernels depends on the length of a sequence and not on the batch, so that a
-    sequence has the same output beside any others.
+    The kernels compute a step of one token; whole texts are read with weights that are dequantized tile by tile. So the
+    path does not depend on the batch, and in a step a sequence has the same output beside any others.
     """
 
     rows: Tensor  # outputs × bytes
@@ -49,6 +48,14 @@ class QuantizedWeight(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"QuantizedWeight({self.format}, {tuple(self.shape)})"
 
+    def __tensor_flatten__(self) -> tuple[list[str], tuple[str, bool]]:
+        """So that torch exchanges whole tensors where a module moves to another device."""
+        return ["rows"], (self.format, self.int8_activations)
+
+    @staticmethod
+    def __tensor_unflatten__(tensors: dict[str, Tensor], settings: tuple[str, bool], *_: Any) -> QuantizedWeight:
+        return QuantizedWeight(tensors["rows"], *settings)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in REPLACED:
@@ -64,20 +71,25 @@ class QuantizedWeight(torch.Tensor):
             return args[0].with_rows(args[0].rows)
         if func is aten.clone.default:
             return args[0].with_rows(args[0].rows.clone())
-        if func is aten._to_copy.default and kwargs.get("dtype") in (None, torch.float32):
+        if func is aten._to_copy.default:
+            if kwargs.get("dtype") not in (None, torch.float32):
+                raise UnsupportedError("quantized weights compute in float32; load the checkpoint without `weights`")
             return args[0].with_rows(args[0].rows.to(kwargs.get("device")))
+        if func._schema.is_mutable and isinstance(args[0], QuantizedWeight):
+            raise UnsupportedError("quantized weights cannot be changed in place; quantize the changed ones")
         plain = tree_map_only(QuantizedWeight, QuantizedWeight.dequantize, (args, kwargs))
         return func(*plain[0], **plain[1])
 
 
-def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    if x.dim() < 2 or x.shape[-2] <= MAX_KERNEL_LENGTH:
-        return torch.ops.manyheads.block_linear(x, weight.rows, bias, weight.format, weight.int8_activations)
-    return tiled_linear(x, weight.rows, bias, weight.format)
+def linear(input: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:  # noqa: A002
+    is_step = input.dim() == 3 and input.shape[1] == 1 and not (torch.is_grad_enabled() and input.requires_grad)
+    if is_step:
+        return torch.ops.manyheads.quantized_linear(input, weight.rows, bias, weight.format, weight.int8_activations)
+    return tiled_linear(input, weight.rows, bias, weight.format)
 
 
-def embedding(ids: Tensor, weight: QuantizedWeight, *_: Any, **__: Any) -> Tensor:
-    return torch.ops.manyheads.dequantize(F.embedding(ids, weight.rows), weight.format)
+def embedding(input: Tensor, weight: QuantizedWeight, *_: Any, **__: Any) -> Tensor:  # noqa: A002
+    return torch.ops.manyheads.dequantize(F.embedding(input, weight.rows), weight.format)
 
 
 def select_rows(weight: QuantizedWeight, index: Any) -> Any:

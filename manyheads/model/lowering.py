@@ -34,11 +34,14 @@ class LoweredDecoder:
         # read at every step: a model that is recorded or edited has hooks, and runs as its modules do
         modules = [*stack.modules(), *head.modules()]
         self.hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+        self.children = [(module._modules, tuple(module._modules.values())) for module in modules if module._modules]
+        self.head, self.dropouts = head, [module for module in modules if isinstance(module, nn.Dropout) and module.p]
         attentions = [spec.attention for spec in stack.layer_specs]
         self.cache_sizes = [(spec.num_kv_heads(), spec.head_dim(stack.spec.width)) for spec in attentions]
         x = self.plan.input
         for i in range(stack.spec.layers):
             x = self.lower_layer(stack, i, x)
+            self.plan.free_after(x)
         x = lower_norm(stack.norm, self.plan, x)
         table = stack.embed.table
         self.plan.output = head.lower(self.plan, x, table)
@@ -60,6 +63,11 @@ class LoweredDecoder:
             sublayers.append(partial(lower, self.plan))
         return layer.residual.lower(self.plan, x, sublayers)
 
+    def is_current(self, head: Head) -> bool:
+        """Whether the model has the modules and weights that it had when the plan was made."""
+        same_modules = all(tuple(modules.values()) == before for modules, before in self.children)
+        return self.head is head and same_modules and self.plan.is_current()
+
     def can_run(self, inputs: Inputs, state: StackState) -> bool:
         """Whether a step has nothing that the plan does not know."""
         unknown = (
@@ -70,11 +78,13 @@ class LoweredDecoder:
             inputs.padding_mask,
         )
         return (
-            inputs.length <= MAX_LENGTH
+            state.length > 0  # a prompt is read by the modules, beside others and alone
+            and inputs.length <= MAX_LENGTH
             and all(value is None for value in unknown)
             and not (self.has_window and state.padding_mask is not None)  # a window does not count padding
             and all(isinstance(cache, StaticCache) for cache in state.caches)
             and not any(self.hooks)
+            and not any(module.training for module in self.dropouts)
         )
 
     def step(self, stack: Stack, inputs: Inputs, state: StackState) -> tuple[Tensor, StackState]:
@@ -108,14 +118,14 @@ LOWERED: WeakKeyDictionary[nn.Module, LoweredDecoder | None] = WeakKeyDictionary
 
 def lowered_decoder(stack: Stack, head: Head) -> LoweredDecoder | None:
     """The plan of a decoder with quantized weights; None if a part has none, or if there are no kernels."""
+    embeds_tokens = isinstance(stack.embed, TokenEmbedding) and stack.embed.table is not None
+    if not embeds_tokens or stack.training or torch.is_grad_enabled() or not is_quantized(stack.layers[:1]):
+        return None
     lowered = LOWERED.get(stack)
-    if stack not in LOWERED or (lowered is not None and not lowered.plan.is_current()):
-        lowered = None
-        embeds_tokens = isinstance(stack.embed, TokenEmbedding) and stack.embed.table is not None
-        if embeds_tokens and not stack.training and is_quantized(stack) and kernels() is not None:
-            try:
-                lowered = LoweredDecoder(stack, head)
-            except NotLoweredError:
-                lowered = None
+    if kernels() is not None and (stack not in LOWERED or (lowered and not lowered.is_current(head))):
+        try:
+            lowered = LoweredDecoder(stack, head)
+        except NotLoweredError:
+            lowered = None
         LOWERED[stack] = lowered
-    return None if lowered is None or stack.training or torch.is_grad_enabled() else lowered
+    return lowered

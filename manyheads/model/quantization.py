@@ -13,11 +13,15 @@ from manyheads.parts.embed import Embed
 FORMATS = {"int8": "q8_0", "int4": "q4_0"}  # a scale in half precision per 32 weights: 8.5 and 4.5 bits per weight
 
 
-def quantize_model(model: nn.Module, weights: str) -> None:
-    """Replaces linear layers and the token table by quantized ones, "int8" or "int4", one at a time.
+def quantize_model(model: nn.Module, weights: str | None) -> None:
+    """Replaces the matrices of linear layers and the token table by quantized ones, "int8" or "int4", one at a time.
 
-    Other parameters, and matrices whose rows are not a multiple of 32 long, stay as they are.
+    Other parameters, and matrices whose rows are not a multiple of 32 long, stay as they are. None only freezes a model
+    whose matrices are quantized already.
     """
+    model.requires_grad_(False)
+    if weights is None:
+        return
     for module in quantizable_modules(model):
         weight = module.weight
         if weight.shape[1] % BLOCK == 0 and not isinstance(weight, QuantizedWeight):

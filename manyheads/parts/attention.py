@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import IncompatibleError, UnsupportedError
-from manyheads.kernels.plan import NotLoweredError, Plan, Register
+from manyheads.kernels.plan import NotLoweredError, Plan, Register, require_type
 from manyheads.parts.core import Core, CoreSpec, Dot
 from manyheads.parts.mask import Mask
 from manyheads.parts.norm import NoNormSpec, NormSpec, lower_norm
@@ -236,11 +236,12 @@ class Attention(nn.Module):
     ) -> Register:  # fmt: skip
         """Adds self-attention over the cache of a layer to a plan; `angles` is the index of its position scheme."""
         projections = (self.query, self.key, self.value)
+        require_type(self, Attention)
         sizes = {projection.size if isinstance(projection, HeadsLinear) else None for projection in projections}
         size = sizes.pop()
         if sizes or size is None or type(self.core) is not Dot or rotation is None:
             raise NotLoweredError
-        q, k, v = (plan.linear(x, projection) for projection in projections)
+        q, k, v = (plan.linear(x, projection, kind=HeadsLinear) for projection in projections)
         heads = plan.attend(
             lower_norm(self.query_norm, plan, q, width=size), lower_norm(self.key_norm, plan, k, width=size), v,
             layer=layer, heads=q.width // size, head_dim=size, scale=self.core.scale, window=window,

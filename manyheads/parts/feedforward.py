@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.kernels.plan import Plan, Register
+from manyheads.kernels.plan import Plan, Register, require_type
 from manyheads.parts.role import with_role
 from manyheads.spec import Part, field
 
@@ -77,6 +77,7 @@ class Mlp(nn.Module):
         return self.down(self.dropout(self.activation(self.up(x_BLD))))
 
     def lower(self, plan: Plan, x: Register, add_to: Register | None) -> Register:
+        require_type(self, Mlp)
         hidden = plan.activate(plan.linear(x, self.up), activation_number(self.spec.activation))
         return plan.linear(hidden, self.down, add_to=add_to)
 
@@ -115,6 +116,7 @@ class GatedMlp(nn.Module):
         return self.down(self.dropout(self.activation(self.gate(x_BLD)) * self.up(x_BLD)))
 
     def lower(self, plan: Plan, x: Register, add_to: Register | None) -> Register:
+        require_type(self, GatedMlp)
         gate, up = plan.linear(x, self.gate), plan.linear(x, self.up)
         return plan.linear(plan.activate(gate, activation_number(self.spec.activation), up), self.down, add_to=add_to)
 

@@ -12,7 +12,7 @@ from pydantic import field_validator, model_validator
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, IncompatibleError, InputLengthError, OutOfRangeError
-from manyheads.kernels.plan import NotLoweredError, Plan, Register
+from manyheads.kernels.plan import NotLoweredError, Plan, Register, require_type
 from manyheads.parts.core import inverse_root
 from manyheads.parts.embed import TableShape
 from manyheads.parts.feedforward import ACTIVATIONS, Activation
@@ -138,9 +138,10 @@ class TiedHead(TokenHead):
         return self.logits(x_BLD if self.size == x_BLD.shape[-1] else x_BLD[..., : self.size], table)
 
     def lower(self, plan: Plan, x: Register, table: nn.Embedding | None) -> Register:
+        require_type(self, TiedHead)
         if table is None or self.beta is not None or self.initial_beta != 1.0:
             raise NotLoweredError
-        return plan.linear(x, table, bias_of=self)
+        return plan.linear(x, table, kind=nn.Embedding, bias_of=self)
 
 
 class UntiedHeadSpec(TokenHeadSpec, kind="untied", caption="Linear"):
@@ -159,6 +160,7 @@ class UntiedHead(TokenHead):
         return self.logits(x_BLD, self.output.weight)
 
     def lower(self, plan: Plan, x: Register, table: nn.Embedding | None) -> Register:
+        require_type(self, UntiedHead)
         if self.beta is not None or self.initial_beta != 1.0:
             raise NotLoweredError
         return plan.linear(x, self.output, bias_of=self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -97,13 +98,10 @@ def lower_norm(
     norm: nn.Module, plan: Plan, x: Register, *, width: int | None = None, out: Register | None = None
 ) -> Register:
     """Adds the norm of x, or of each `width` floats of it, to a plan."""
-    match norm:
-        case nn.Identity():
-            return x
-        case nn.LayerNorm():
-            return plan.norm(x, norm, eps=norm.eps, subtract_mean=True, width=width, out=out)
-        case RMSOne():
-            return plan.norm(x, norm, eps=norm.eps or 0.0, gain=1.0, width=width, out=out)
-        case nn.RMSNorm():
-            return plan.norm(x, norm, eps=norm.eps or 0.0, width=width, out=out)
-    raise NotLoweredError
+    kind, eps = type(norm), getattr(norm, "eps", 0.0)
+    if kind is nn.Identity:
+        return x
+    if kind not in (nn.LayerNorm, nn.RMSNorm, RMSOne):
+        raise NotLoweredError
+    settings: dict[str, Any] = {"subtract_mean": kind is nn.LayerNorm, "gain": 1.0 if kind is RMSOne else 0.0}
+    return plan.norm(x, norm, eps=eps, width=width, out=out, **settings)

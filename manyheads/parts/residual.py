@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from manyheads.kernels.plan import NotLoweredError, Op, Plan, Register
+from manyheads.kernels.plan import NotLoweredError, Op, Plan, Register, require_type
 from manyheads.parts.norm import NormSpec, lower_norm
 from manyheads.spec import Part, field
 
@@ -59,6 +59,7 @@ class PreNorm(Residual):
         return x_BLD
 
     def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        require_type(self, PreNorm)
         for norm, sublayer in zip(self.norms, sublayers, strict=True):
             sublayer(lower_norm(norm, plan, x), x)
         return x
@@ -83,6 +84,7 @@ class PostNorm(Residual):
         return x_BLD
 
     def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        require_type(self, PostNorm)
         for norm, sublayer in zip(self.norms, sublayers, strict=True):
             sublayer(x, x)
             lower_norm(norm, plan, x, out=x)
@@ -106,6 +108,7 @@ class SandwichNorm(Residual):
         return x_BLD
 
     def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        require_type(self, SandwichNorm)
         for before, after, sublayer in zip(self.norms[::2], self.norms[1::2], sublayers, strict=True):
             output = lower_norm(after, plan, sublayer(lower_norm(before, plan, x), None))
             plan.add(Op.ADD, x, x, output, width=x.width)
@@ -130,6 +133,7 @@ class Parallel(Residual):
         return x_BLD
 
     def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        require_type(self, Parallel)
         normed = lower_norm(self.norms[0], plan, x)
         if normed == x:  # the first sublayer would change what the second reads
             raise NotLoweredError
@@ -156,6 +160,7 @@ class ParallelNorms(Residual):
         return x_BLD
 
     def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        require_type(self, ParallelNorms)
         normed = [lower_norm(norm, plan, x) for norm in self.norms]  # all of them before x changes
         if x in normed:
             raise NotLoweredError
@@ -178,6 +183,7 @@ class NoResidual(Residual):
         return x_BLD
 
     def lower(self, plan: Plan, x: Register, sublayers: Sequence[LoweredSublayer]) -> Register:
+        require_type(self, NoResidual)
         for norm, sublayer in zip(self.norms, sublayers, strict=True):
             x = sublayer(lower_norm(norm, plan, x), None)
         return x

@@ -253,8 +253,8 @@ class Rope(AttentionPosition):
         self.spec, self.size = spec, size
 
     @property
-    def rotation(self) -> Rotation:
-        return Rotation(self.size, self.spec.layout == "interleaved")
+    def rotation(self) -> Rotation | None:
+        return Rotation(self.size, self.spec.layout == "interleaved") if type(self) is Rope else None
 
     def precompute(self, positions: Positions, dtype: torch.dtype) -> CosSin:
         # the length is per row, because sequences of a batch must not change each other's angles

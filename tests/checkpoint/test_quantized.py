@@ -36,6 +36,20 @@ def test_matrices_are_quantized_and_the_logits_are_close(folder, weights, tolera
     assert ours.generate("word3 word7", max_new_tokens=4)
 
 
+def test_a_checkpoint_in_half_precision_with_biases_is_quantized(tmp_path):
+    path = folder_of("gpt2", tmp_path / "gpt2")
+    half = tmp_path / "half"
+    checkpoint = manyheads.load(path)
+    checkpoint.model.bfloat16()
+    manyheads.export(checkpoint, half)
+    plain, ours = manyheads.load(half, dtype=torch.float32), manyheads.load(half, weights="int8")
+    assert {parameter.dtype for parameter in ours.model.parameters()} == {torch.float32}
+    assert not any(parameter.requires_grad for parameter in ours.model.parameters())
+    expected = plain.logits(IDS)
+    assert (ours.logits(IDS) - expected).abs().max() < 0.05 * expected.abs().max()
+    assert ours.generate("word3 word7", max_new_tokens=4)
+
+
 def test_wrong_weights_are_refused(folder):
     for options in ({"weights": "int2"}, {"weights": "stored"}, {"weights": "int8", "dtype": torch.float64}):
         with raises("usage.argument", options["weights"]):

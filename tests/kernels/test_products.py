@@ -17,7 +17,7 @@ from torch import nn
 
 from manyheads.kernels import library
 from manyheads.kernels.blocks import FORMATS
-from manyheads.kernels.linear import block_linear, tiled_linear
+from manyheads.kernels.linear import quantized_linear, tiled_linear
 from manyheads.kernels.weight import QuantizedWeight
 
 VARIANTS = library.kernels().variants
@@ -54,7 +54,7 @@ def test_all_bytes_that_a_file_may_hold_are_read_alike(name, variant):
     expected = FORMATS[name].dequantize(rows)
     assert torch.equal(torch.ops.manyheads.dequantize(rows, name), expected)
     x = matrix(2)
-    out = torch.ops.manyheads.block_linear(x, rows, None, name, False)
+    out = torch.ops.manyheads.quantized_linear(x, rows, None, name, False)
     torch.testing.assert_close(out, F.linear(x, expected), rtol=1e-4, atol=1e-3)
 
 
@@ -64,14 +64,14 @@ def test_a_kernel_is_the_same_product_in_torch(name, int8_activations, variant):
     x, rows, bias = matrix(5, seed=2), FORMATS[name].quantize(matrix()), torch.randn(37)
     x[2] = 0.0
     for b in (bias, None):
-        out = torch.ops.manyheads.block_linear(x, rows, b, name, int8_activations)
-        torch.testing.assert_close(out, block_linear(x, rows, b, name, int8_activations), rtol=0, atol=1e-4)
+        out = torch.ops.manyheads.quantized_linear(x, rows, b, name, int8_activations)
+        torch.testing.assert_close(out, quantized_linear(x, rows, b, name, int8_activations), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_float_activations_give_the_product_with_dequantized_weights(name, variant):
     x, rows = matrix(3, seed=2), FORMATS[name].quantize(matrix())
-    out = torch.ops.manyheads.block_linear(x, rows, None, name, False)
+    out = torch.ops.manyheads.quantized_linear(x, rows, None, name, False)
     torch.testing.assert_close(out, F.linear(x, FORMATS[name].dequantize(rows)), rtol=0, atol=1e-4)
     many = tiled_linear(x, rows, None, name)
     torch.testing.assert_close(many, out, rtol=0, atol=1e-4)
@@ -84,10 +84,10 @@ def test_a_vector_has_the_same_bits_beside_any_others_and_with_any_number_of_thr
     name, int8_activations, threads, variant
 ):
     x, rows, before = matrix(9, seed=2), FORMATS[name].quantize(matrix()), torch.get_num_threads()
-    alone = [torch.ops.manyheads.block_linear(one[None], rows, None, name, int8_activations) for one in x]
+    alone = [torch.ops.manyheads.quantized_linear(one[None], rows, None, name, int8_activations) for one in x]
     torch.set_num_threads(threads)
     try:
-        out = torch.ops.manyheads.block_linear(x, rows, None, name, int8_activations)
+        out = torch.ops.manyheads.quantized_linear(x, rows, None, name, int8_activations)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(out, torch.cat(alone))
@@ -110,6 +110,35 @@ def test_a_quantized_weight_stands_in_for_a_parameter():
     assert torch.equal(layer.weight[3], plain[3])
     assert isinstance(layer.state_dict()["weight"], QuantizedWeight)
     assert torch.equal(F.linear(x.double(), layer.weight), F.linear(x.double(), plain.double()))
+
+
+def test_a_quantized_weight_cannot_be_changed_and_vectors_must_fit():
+    weight = QuantizedWeight.quantize(matrix(), "q8_0")
+    with raises("model.unsupported"):
+        weight.mul_(2)
+    for x, bias in ((torch.ones(1, 1, 128), None), (torch.ones(1, 1, 64), None), (torch.ones(1, 1, 96), torch.ones(3))):
+        with raises("input.shape"):
+            F.linear(x, weight, bias)
+    with raises("checkpoint.non-finite"):
+        QuantizedWeight.quantize(1e8 * matrix(), "q8_0")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_numbers_that_are_not_finite_stay_so_and_tiny_ones_are_zero(name, variant):
+    rows = FORMATS[name].quantize(matrix())
+    for value in (torch.nan, torch.inf, -torch.inf):
+        x = matrix(1, seed=2)
+        x[0, 40] = value
+        assert not torch.ops.manyheads.quantized_linear(x, rows, None, name, True).isfinite().any()
+    tiny = torch.full((1, 96), 1e-38)
+    for function in (torch.ops.manyheads.quantized_linear, quantized_linear):
+        assert torch.equal(function(tiny, rows, None, name, True), torch.zeros(1, 37))
+
+
+def test_a_gradient_passes_through_the_product():
+    weight, x = QuantizedWeight.quantize(matrix(), "q8_0"), torch.ones(1, 1, 96, requires_grad=True)
+    F.linear(x, weight).sum().backward()
+    torch.testing.assert_close(x.grad[0, 0], weight.dequantize().sum(0))
 
 
 def test_a_variant_that_the_processor_does_not_have_is_an_error(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from dataclasses import replace
@@ -9,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from kinds import choices, decoder, random_model, tokens
+from raising import raises
 from torch import nn
 
 from manyheads import presets, read, record
@@ -17,7 +19,7 @@ from manyheads.kernels.plan import NotLoweredError
 from manyheads.model import lowering
 from manyheads.model.cache import Cache
 from manyheads.model.lowering import LoweredDecoder, lowered_decoder
-from manyheads.model.quantization import quantize_model
+from manyheads.model.quantization import is_quantized, quantize_model
 from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.parts.inputs import Inputs
 
@@ -192,6 +194,53 @@ def test_a_weight_that_is_replaced_is_in_the_next_step():
     norm.weight.data = norm.weight.data / 2
     norm.bias.data = norm.bias.data / 2
     assert torch.equal(model.step(tokens(1, 1), state)[0], before)
+
+
+@torch.no_grad()
+def test_a_module_that_is_replaced_is_in_the_next_step():
+    model = quantized(position="rope")
+    _, state = model.step(tokens(1, 5), model.start(capacity=9))
+    before, _ = model.step(tokens(1, 1), state)
+    model.decoder.layers[1].feedforward.down = Doubled(96, 64)
+    assert lowered_decoder(model.decoder, model.head) is None, "its forward is not known"
+    assert not torch.equal(model.step(tokens(1, 1), state)[0], before)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@torch.no_grad()
+def test_values_that_are_not_finite_stay_so():
+    model = quantized(position="rope")
+    _, state = model.step(tokens(1, 5), model.start(capacity=9))
+    model.decoder.norm.bias[3] = torch.nan
+    assert model.step(tokens(1, 1), state)[0].isnan().all()
+    model.decoder.norm.bias[3] = 0.0
+    model.decoder.layers[0].residual.norms[0].weight[0] = torch.inf
+    assert not model.step(tokens(1, 1), state)[0].isfinite().any()
+
+
+@torch.no_grad()
+def test_a_plan_does_not_depend_on_the_default_dtype():
+    model = quantized(position="rope")
+    _, state = model.step(tokens(1, 5), model.start(capacity=9))
+    before, _ = model.step(tokens(1, 1), state)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(model.step(tokens(1, 1), state)[0], before)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_quantized_model_has_one_dtype_and_can_be_copied():
+    model = quantized(position="rope")
+    with raises("model.unsupported", "float32"):
+        model.double()
+    for other in (model.to("cpu"), model.float(), copy.deepcopy(model)):
+        assert is_quantized(other)
+        assert torch.equal(other(tokens(1, 5)), model(tokens(1, 5)))
 
 
 @torch.no_grad()
