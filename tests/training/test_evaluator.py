@@ -332,6 +332,7 @@ def test_the_table_of_classes_is_short_however_many_there_are(count):
     lines = console.file.getvalue().splitlines()
     assert len(lines) < 50
     assert sum(line.startswith("class ") for line in lines) >= min(count, 20)
+    assert any("confusion matrix" in line for line in lines) == (count <= 10)
 
 
 def test_a_class_without_rows_and_predictions_has_no_scores():

@@ -23,6 +23,7 @@ import manyheads
 from manyheads import build
 from manyheads.data.source import DataSpec
 from manyheads.spec import override, to_inline_toml
+from manyheads.tasks.suggestion import SIZES
 from manyheads.tasks.task import TaskSpec
 from manyheads.training.batches import BatchStream, row_lengths
 from manyheads.training.estimate import SpeedEstimate, measure_speed, typical_seconds
@@ -562,13 +563,23 @@ def test_a_checkpoint_that_does_not_fit_the_task_is_an_error_before_data_is_read
         suggest_run("causal", tmp_path / "nowhere", init_from=str(tmp_path / "none"))
 
 
-def test_a_checkpoint_that_does_not_fit_into_memory_is_trained_by_lora(tmp_path, monkeypatch):
-    folder = folder_of("llama", tmp_path / "checkpoint")
+@pytest.fixture
+def little_memory(monkeypatch):
     real = estimate_resources
     monkeypatch.setattr(
         "manyheads.training.suggest.estimate_resources",
         lambda *args, **more: replace(real(*args, **more), memory_free=9),
     )
+
+
+def test_with_little_memory_the_smallest_model_is_suggested(tmp_path, little_memory):
+    text, _ = suggest_run("causal", word_file("causal", tmp_path), minutes=0.05)
+    decoder = tomllib.loads(text)["model"]["decoder"]
+    assert (decoder["layers"], decoder["width"]) == (SIZES[0].layers, SIZES[0].width)
+
+
+def test_a_checkpoint_that_does_not_fit_into_memory_is_trained_by_lora(tmp_path, little_memory):
+    folder = folder_of("llama", tmp_path / "checkpoint")
     text, _ = suggest_run("causal", word_file("causal", tmp_path), init_from=str(folder), minutes=0.05)
     assert tomllib.loads(text)["lora"]["rank"] > 0
     trained(text, tmp_path / "run")
