@@ -96,7 +96,8 @@ class Plan:
 
     def __init__(self, width: int) -> None:
         self.instructions: list[Instruction] = []
-        self.weights: list[tuple[nn.Module, str, Tensor | None, int]] = []
+        # the parameters of a module, the name of one, the parameter itself, its data and their address
+        self.weights: list[tuple[dict[str, Any], str, Tensor | None, Tensor | None, int]] = []
         self.used = self.width = 0  # floats per token of the registers in use, and of all
         self.largest_input = 0
         self.input = self.output = self.register(width)
@@ -123,7 +124,7 @@ class Plan:
             if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.dtype != expected:
                 raise NotLoweredError
         address = 0 if tensor is None else tensor.data_ptr()
-        self.weights.append((module, name, parameter, address))
+        self.weights.append((module._parameters, name, parameter, tensor, address))
         return address
 
     def add(self, op: Op, out: Register, input: Register, other: Register | None = None, **fields: Any) -> Register:  # noqa: A002
@@ -192,14 +193,9 @@ class Plan:
 
     def is_current(self) -> bool:
         """Whether the model has the weights that it had when this plan was made."""
-        for module, name, parameter, address in self.weights:
-            value = module._parameters.get(name)
-            if value is not parameter:
+        for parameters, name, parameter, tensor, address in self.weights:
+            if parameters.get(name) is not parameter or (tensor is not None and tensor.data_ptr() != address):
                 return False
-            if value is not None:
-                tensor = value.rows if isinstance(value, QuantizedWeight) else value
-                if tensor.data_ptr() != address:
-                    return False
         return True
 
     def run(

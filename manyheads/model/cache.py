@@ -86,16 +86,18 @@ class Cache:
 class Buffer:
     """Memory for the keys and values of `capacity` tokens, which several caches may share."""
 
-    def __init__(self, like: KeyValue, capacity: int) -> None:
+    def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
         self.key, self.value = (
-            part.new_empty(part.shape[0], part.shape[1], capacity, part.shape[3]) for part in (like.key, like.value)
+            part.new_empty(part.shape[0], part.shape[1], capacity, part.shape[3]) for part in (key, value)
         )
         self.users: weakref.WeakSet[StaticCache] = weakref.WeakSet()
 
-    def write(self, new: KeyValue, start: int) -> KeyValue:
+    def write(self, new: KeyValue, start: int) -> None:
         end = start + new.key.shape[2]
         self.key[:, :, start:end], self.value[:, :, start:end] = new.key, new.value
-        return KeyValue(self.key[:, :, :end], self.value[:, :, :end])
+
+    def read(self, length: int) -> KeyValue:
+        return KeyValue(self.key[:, :, :length], self.value[:, :, :length])
 
     def is_free_after(self, length: int, user: StaticCache) -> bool:
         """Whether no other cache that is still in use has more than `length` tokens in the buffer."""
@@ -108,48 +110,64 @@ class StaticCache(Cache):
     It is copied only if an earlier state is continued while a later one that shares its memory is still in use.
     """
 
-    def __init__(self, capacity: int, key_value: KeyValue | None = None, buffer: Buffer | None = None) -> None:
-        super().__init__(key_value)
+    def __init__(
+        self, capacity: int, key_value: KeyValue | None = None, buffer: Buffer | None = None, length: int = 0
+    ) -> None:
         self.capacity, self.buffer = capacity, buffer
+        self.outside = key_value  # keys and values that are not in a buffer yet
+        self._length = length if key_value is None else key_value.key.shape[2]
         if buffer is not None:
             buffer.users.add(self)
 
-    def fork(self) -> Cache:
-        return StaticCache(self.capacity, self.key_value, self.buffer)
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def key_value(self) -> KeyValue | None:  # type: ignore[override]
+        """A view of the buffer, made when it is used: a plan reads the buffer itself."""
+        return self.outside if self.buffer is None else self.buffer.read(self._length)
+
+    def fork(self) -> StaticCache:
+        return StaticCache(self.capacity, self.outside, self.buffer, self._length)
 
     def with_capacity(self, capacity: int) -> Cache:
         return StaticCache(capacity, self.key_value)  # copied into a buffer of this size by the next step
 
+    def truncate(self, length: int) -> Cache:
+        if self.outside is not None:
+            return StaticCache(
+                self.capacity, KeyValue(*(part[:, :, :length] for part in (self.outside.key, self.outside.value)))
+            )
+        return StaticCache(self.capacity, None, self.buffer, min(length, self._length))
+
     def extend(self, new: KeyValue) -> KeyValue:
-        length = self.length
-        self.key_value = self.room_for(new).write(new, length)
-        return self.key_value
+        start, count = self._length, new.key.shape[2]
+        self.reserve(count, new.key, new.value).write(new, start)
+        assert self.buffer is not None
+        return self.buffer.read(self._length)
 
-    def reserve(self, batch: int, heads: int, count: int, size: int, *, like: Tensor) -> Buffer:
-        """Extends the cache by `count` keys and values, which the caller writes to the buffer."""
-        empty = like.new_empty(batch, heads, 0, size)  # gives the sizes of a new buffer
-        buffer, end = self.room_for(KeyValue(empty, empty), count), self.length + count
-        self.key_value = KeyValue(buffer.key[:, :, :end], buffer.value[:, :, :end])
-        return buffer
-
-    def room_for(self, new: KeyValue, count: int | None = None) -> Buffer:
-        """A buffer with the keys and values so far, and with room after them that no other cache uses."""
-        length, new_length = self.length, self.length + (new.key.shape[2] if count is None else count)
+    def reserve(self, count: int, key: Tensor, value: Tensor) -> Buffer:
+        """Makes room for `count` tokens, which the caller writes to the buffer; `key` and `value` give its sizes."""
+        length, new_length = self._length, self._length + count
         if new_length > self.capacity:
             raise InputLengthError(
                 f"the cache has a capacity of {self.capacity} tokens, needed {new_length}; start with a larger capacity"
             )
         if self.buffer is None or not self.buffer.is_free_after(length, self):
-            self.buffer = Buffer(new, self.capacity)
+            old = self.key_value
+            self.buffer = Buffer(key, value, self.capacity)
             self.buffer.users.add(self)
-            if self.key_value is not None:
-                self.buffer.write(self.key_value, 0)
+            self.outside = None
+            if old is not None:
+                self.buffer.write(old, 0)
+        self._length = new_length
         return self.buffer
 
     def select(self, rows: Tensor) -> Cache:
         cache = StaticCache(self.capacity)
-        if self.key_value is not None:
-            cache.extend(select(self.key_value, rows))
+        if (key_value := self.key_value) is not None:
+            cache.extend(select(key_value, rows))
         return cache
 
 

@@ -38,6 +38,7 @@ class LoweredDecoder:
         self.head, self.dropouts = head, [module for module in modules if isinstance(module, nn.Dropout) and module.p]
         attentions = [spec.attention for spec in stack.layer_specs]
         self.cache_sizes = [(spec.num_kv_heads(), spec.head_dim(stack.spec.width)) for spec in attentions]
+        self.empty = dict[int, list[Tensor]]()  # by batch size
         x = self.plan.input
         for i in range(stack.spec.layers):
             x = self.lower_layer(stack, i, x)
@@ -87,6 +88,14 @@ class LoweredDecoder:
             and not any(module.training for module in self.dropouts)
         )
 
+    def empty_caches(self, batch: int) -> list[Tensor]:
+        """A tensor per layer with the sizes of its cache, and no tokens."""
+        if batch not in self.empty:
+            self.empty[batch] = [
+                torch.empty(batch, heads, 0, size, dtype=torch.float32) for heads, size in self.cache_sizes
+            ]
+        return self.empty[batch]
+
     def step(self, stack: Stack, inputs: Inputs, state: StackState) -> tuple[Tensor, StackState]:
         library = kernels()
         assert library is not None
@@ -95,8 +104,8 @@ class LoweredDecoder:
         x_BLD = stack.embed(inputs, positions, table=None, memory=None)
         angles = [position_angles(module, positions, x_BLD) for module in stack.position_modules]
         buffers = [
-            cache.reserve(inputs.batch_size, heads, inputs.length, size, like=x_BLD)
-            for cache, (heads, size) in zip(new_state.caches, self.cache_sizes, strict=True)
+            cache.reserve(inputs.length, empty, empty)
+            for cache, empty in zip(new_state.caches, self.empty_caches(inputs.batch_size), strict=True)
             if isinstance(cache, StaticCache)
         ]
         logits = self.plan.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -216,12 +217,10 @@ def positions_after(state: StackState, new_state: StackState, device: torch.devi
 def append_inputs(state: StackState, inputs: Inputs) -> StackState:
     """The state after `inputs`, with copies of the caches for this step to extend."""
     batch, device = inputs.batch_size, inputs.tokens.device
-    state_tensors = [
-        tensor for tensor in (state.padding_mask, state.positions, state.document_ids) if tensor is not None
-    ]
-    state_tensors += [cache.key_value.key for cache in state.caches if cache.key_value is not None]
-    if state_tensors:
-        check_batch(state_tensors[0], batch)
+    cached = (cache.key_value.key for cache in state.caches if cache.key_value is not None)
+    given = (tensor for tensor in (state.padding_mask, state.positions, state.document_ids) if tensor is not None)
+    if (tensor := next(chain(given, cached), None)) is not None:
+        check_batch(tensor, batch)
     padding_mask, positions, document_ids = inputs.padding_mask, None, inputs.document_ids
     if any(part is not None for part in (state.positions, state.padding_mask, inputs.positions, padding_mask)):
         start = state.length if state.positions is None else next_position(state.positions, state.padding_mask)
