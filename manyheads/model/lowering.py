@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from manyheads.kernels.library import kernels
 from manyheads.kernels.plan import NotLoweredError, Plan, Register
+from manyheads.kernels.weight import QuantizedWeight
 from manyheads.model.cache import StackState, StaticCache
-from manyheads.model.quantization import is_quantized
 from manyheads.model.stack import Stack, append_inputs, positions_after
 from manyheads.parts.embed import TokenEmbedding
 from manyheads.parts.head import Head
@@ -72,12 +72,9 @@ class LoweredDecoder:
     def can_run(self, inputs: Inputs, state: StackState) -> bool:
         """Whether a step has nothing that the plan does not know."""
         unknown = (
-            inputs.positions,
-            inputs.document_ids,
-            inputs.prefix_lengths,
+            inputs.positions, inputs.padding_mask, inputs.document_ids, inputs.prefix_lengths, inputs.final_length,
             state.prefix_lengths,
-            inputs.padding_mask,
-        )
+        )  # fmt: skip
         return (
             state.length > 0  # a prompt is read by the modules, beside others and alone
             and inputs.length <= MAX_LENGTH
@@ -122,16 +119,23 @@ def position_angles(module: nn.Module, positions: Positions, x_BLD: Tensor) -> t
     return cos.contiguous(), sin.contiguous()
 
 
+def decodes_quantized(stack: Stack) -> bool:
+    """Whether a stack has a token table and quantized weights; one weight tells, because every step asks."""
+    embeds_tokens = isinstance(stack.embed, TokenEmbedding) and stack.embed.table is not None
+    return (
+        embeds_tokens and len(stack.layers) > 0 and isinstance(stack.layer(0).attention.output.weight, QuantizedWeight)
+    )
+
+
 LOWERED: WeakKeyDictionary[nn.Module, LoweredDecoder | None] = WeakKeyDictionary()
 
 
 def lowered_decoder(stack: Stack, head: Head) -> LoweredDecoder | None:
     """The plan of a decoder with quantized weights; None if a part has none, or if there are no kernels."""
-    embeds_tokens = isinstance(stack.embed, TokenEmbedding) and stack.embed.table is not None
-    if not embeds_tokens or stack.training or torch.is_grad_enabled() or not is_quantized(stack.layers[:1]):
+    if stack.training or torch.is_grad_enabled() or not decodes_quantized(stack) or kernels() is None:
         return None
     lowered = LOWERED.get(stack)
-    if kernels() is not None and (stack not in LOWERED or (lowered and not lowered.is_current(head))):
+    if stack not in LOWERED or (lowered is not None and not lowered.is_current(head)):
         try:
             lowered = LoweredDecoder(stack, head)
         except NotLoweredError:
