@@ -113,6 +113,12 @@ def quantized(weights="int8", **changes):
     return model
 
 
+def after_a_prompt(model):
+    """The state after a prompt of five tokens, and the logits of one more."""
+    _, state = model.step(tokens(1, 5), model.start(capacity=9))
+    return state, model.step(tokens(1, 1), state)[0]
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @torch.no_grad()
 def test_a_quantized_model_decodes_by_its_plan_alike(weights, monkeypatch):
@@ -169,8 +175,7 @@ def test_an_earlier_state_is_continued_again_and_rows_are_selected():
 @torch.no_grad()
 def test_a_recorded_or_edited_model_runs_as_its_modules_do():
     model = quantized(position="rope")
-    _, state = model.step(tokens(1, 5), model.start(capacity=9))
-    plain, _ = model.step(tokens(1, 1), state)
+    state, plain = after_a_prompt(model)
     with record(model) as tape:
         recorded, _ = model.step(tokens(1, 1), state)
     assert len(tape) == 2
@@ -184,8 +189,7 @@ def test_a_recorded_or_edited_model_runs_as_its_modules_do():
 @torch.no_grad()
 def test_a_weight_that_is_replaced_is_in_the_next_step():
     model = quantized(position="rope")
-    _, state = model.step(tokens(1, 5), model.start(capacity=9))
-    before, _ = model.step(tokens(1, 1), state)
+    state, before = after_a_prompt(model)
     norm = model.decoder.norm
     norm.weight = nn.Parameter(2 * norm.weight)
     norm.bias = nn.Parameter(2 * norm.bias)
@@ -199,8 +203,7 @@ def test_a_weight_that_is_replaced_is_in_the_next_step():
 @torch.no_grad()
 def test_a_module_that_is_replaced_is_in_the_next_step():
     model = quantized(position="rope")
-    _, state = model.step(tokens(1, 5), model.start(capacity=9))
-    before, _ = model.step(tokens(1, 1), state)
+    state, before = after_a_prompt(model)
     model.decoder.layers[1].feedforward.down = Doubled(96, 64)
     assert lowered_decoder(model.decoder, model.head) is None, "its forward is not known"
     assert not torch.equal(model.step(tokens(1, 1), state)[0], before)
@@ -225,8 +228,7 @@ def test_values_that_are_not_finite_stay_so():
 @torch.no_grad()
 def test_a_plan_does_not_depend_on_the_default_dtype():
     model = quantized(position="rope")
-    _, state = model.step(tokens(1, 5), model.start(capacity=9))
-    before, _ = model.step(tokens(1, 1), state)
+    state, before = after_a_prompt(model)
     torch.set_default_dtype(torch.float64)
     try:
         assert torch.equal(model.step(tokens(1, 1), state)[0], before)
