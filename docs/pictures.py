@@ -26,7 +26,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu"]
 MARGIN = 8  # pixels
 WAIT = 120_000  # milliseconds; a busy machine is slow
-COLOURS = 128  # which makes a picture a third as large
+COLORS = 128  # which makes a picture a third as large
 MAX_PICTURE = 150_000  # bytes
 DATE = "25 December 2031"
 DATES = ("luni, 29 septembrie 1975", "śr., 5 mar 2087")
@@ -66,7 +66,7 @@ def write_picture(page: Page, shown: str, path: Path) -> None:
     right = min(window["width"], box["x"] + box["width"] + MARGIN)
     bottom = min(window["height"], box["y"] + box["height"] + MARGIN)
     data = page.screenshot(clip={"x": left, "y": top, "width": right - left, "height": bottom - top})
-    Image.open(io.BytesIO(data)).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    Image.open(io.BytesIO(data)).convert("RGB").quantize(COLORS).save(path, optimize=True)
 
 
 def write_dates_figure(checkpoint: Checkpoint, path: Path) -> None:

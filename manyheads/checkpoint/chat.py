@@ -97,7 +97,7 @@ def template_tokens(checkpoint: Checkpoint) -> dict[str, str]:
 def prompt_ids(checkpoint: Checkpoint, conversations: Sequence[Sequence[Message]]) -> list[list[int]]:
     """The token ids of each conversation, however many, as of transformers for ordinary texts.
 
-    The special tokens that the template writes are recognised. Those in a message are read as text, so that a message
+    The special tokens that the template writes are recognized. Those in a message are read as text, so that a message
     cannot end its turn or begin another.
     """
     require_chat_template(checkpoint)
@@ -193,7 +193,8 @@ class Conversation:
         """Removes the last message of the user and what follows it; returns whether there was one."""
         with self.idle():
             starts = self.turn_starts()
-            del self.messages[starts[-1] if starts else 0 :]
+            if starts:
+                del self.messages[starts[-1] :]
             return bool(starts)
 
     def reset(self) -> None:

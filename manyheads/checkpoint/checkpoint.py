@@ -228,7 +228,7 @@ class Checkpoint:
         return rows
 
     def encode_with_special(self, texts: Sequence[str], names: Sequence[str]) -> list[Any]:
-        """As `encode`, but these special tokens are recognised in a text, even if the tokenizer reads them as text."""
+        """As `encode`, but these special tokens are recognized in a text, even if the tokenizer reads them as text."""
         check_texts(texts)
         special, plain = self.piece_tokenizers
         encode = partial(encode_texts, error_type=CheckpointTokenizerError, add_special_tokens=False)
@@ -249,7 +249,7 @@ class Checkpoint:
 
     @cached_property
     def piece_tokenizers(self) -> tuple[Any, Any]:
-        """Copies of the tokenizer for parts of a text: one recognises special tokens, and none truncates."""
+        """Copies of the tokenizer for parts of a text: one recognizes special tokens, and none truncates."""
         special, plain = (copy_tokenizer(self.tokenizer, encode_special_tokens=as_text) for as_text in (False, True))
         special.no_truncation()
         plain.no_truncation()

@@ -38,7 +38,7 @@ def evaluate(
     max_rows: Annotated[int | None, console.integer_option("Only the first N rows.")] = None,
     max_length: Annotated[int | None, console.integer_option("Truncate texts to this many tokens.")] = None,
     num_beams: Annotated[
-        int | None, console.integer_option("Beam width; 1 is greedy [default: 4 with decoding gnmt-beam].")
+        int | None, console.integer_option("Beam width; 1 disables beam search [default: 4 with decoding gnmt-beam].")
     ] = None,
     length_penalty: generation.LengthPenalty = None,
     decoding: generation.Decoding = None,
@@ -106,9 +106,9 @@ def print_report(report: Tree, out: Console) -> None:
     documents = f" among {report['documents']:,} documents" if "documents" in report else ""
     out.print(f"{report['task']} · {report['split']} · {report['rows']:,} rows{documents} · {report['seconds']:,.1f} s")
     out.print(report["data"], style="dim")
-    table = console.new_table(["metric", ""], report["scores"])
+    table = console.new_table(["metric", ""], report["metrics"])
     for metric, better in report["better"].items():
-        values = [scores.get(metric) for scores in report["scores"].values()]
+        values = [scores.get(metric) for scores in report["metrics"].values()]
         cells = ["–" if value is None else format_value(metric, value) for value in values]
         table.add_row(metric, ARROWS[better], *cells, style="bold" if metric in report["primary"] else "dim")
     out.print(table)
@@ -163,7 +163,7 @@ def has_images(example: Tree) -> bool:
 
 
 def image_text(image: Any, out: Console) -> Text:
-    """Renders an image as text, with one character per two pixels, one above the other; without colours, as shades."""
+    """Renders an image as text, with one character per two pixels, one above the other; without colors, as shades."""
     import numpy as np
     from rich.text import Text
 

@@ -63,7 +63,7 @@ def heads(
     whose highest weight is most often the linked word, beside the best fixed offset in words, which needs no model. If
     the file has coreference (Entity=, as in CorefUD), coref links a mention to the one before it in the sentence. Of a
     .txt file, one text per line: for each fixed pattern, such as the previous token, the head with the most weight on
-    it. For a model with one stack and a tokenizer; rows that are too long for it are counted and left out.
+    it. For an encoder or a decoder with a tokenizer; rows that are too long for it are counted and left out.
 
     Examples: manyheads heads ./bert en_ewt-dev.conllu · manyheads heads ./gpt2 novel.txt --max-rows 200
     """
@@ -130,10 +130,10 @@ def find_patterns(rows: Rows) -> tuple[Tree, Table]:
     from manyheads.inspect.measure import PATTERNS, head_patterns
 
     if rows.checkpoint.has_source:
-        raise UnsupportedError("patterns of heads are for a model with one stack; this one has two")
+        raise UnsupportedError("this needs an encoder or a decoder alone; this model is an encoder-decoder")
     heads = head_patterns(rows.checkpoint, (ids for ids, _ in rows))
     if not heads:
-        raise EmptyDataError("no line was read by an attention")
+        raise EmptyDataError("no line of the file fits the model, so no head was measured")
     table = console.new_table(["pattern", "weight on", "best head"], ["weight", "mean of all heads"])
     for name, pattern in PATTERNS.items():
         best = max(heads, key=lambda head: head.measures[name])

@@ -24,7 +24,7 @@ CHUNK = 1024  # texts that are read together, so that those of similar length sh
 MAX_CHUNK_LINES = 64 * CHUNK  # blank lines included
 MAX_LINE_LENGTH = 1 << 24  # characters of a line, or of a whole file that is one text
 FIELDS = ("text", "prompt")  # of an object in a .jsonl, one of which is the text
-NOTES = {"truncated": "were truncated to what the model can read", "loop": "end in a loop"}  # by the key of a result
+NOTES = {"truncated_to": "were truncated to what the model can read", "loop": "end in a loop"}  # by the key of a result
 
 TextArgument = Annotated[
     str | None,

@@ -52,7 +52,7 @@ def look(
         str | None, console.option("NAME", "Attention by its name, such as decoder.layers.0.cross [default: the last].")
     ] = None,
     state: Annotated[str, console.option("STATE", "State of the page, from its “Copy command”.")] = "",
-    port: Annotated[int, console.integer_option("Port on loopback [default: a free one].")] = 0,
+    port: Annotated[int, console.integer_option("Port on localhost; 0 picks a free one.")] = 0,
     no_browser: Annotated[bool, console.flag("--no-browser", "Print the address, and open no browser.")] = False,
     device: console.Device = "auto",
     parts: console.Parts = None,

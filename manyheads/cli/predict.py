@@ -150,7 +150,7 @@ def print_pieces(pieces: Generator[str, None, GeneratedText], progress: console.
 
 def print_notes(result: Tree) -> None:
     """Prints the notes of a result on standard error."""
-    if "truncated" in result:
-        console.print_note(f"the text was truncated to {result['truncated']:,} tokens")
+    if "truncated_to" in result:
+        console.print_note(f"the text was truncated to {result['truncated_to']:,} tokens")
     if "note" in result:
         console.print_note(f"manyheads: {result['note']}")

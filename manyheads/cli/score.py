@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from manyheads.generate.score import ScoredText
     from manyheads.spec import Tree
 
-# the style of a token by its surprisal, from so many bits on; both colours are set, so they suit any background
+# the style of a token by its surprisal, from so many bits on; both colors are set, so they suit any background
 STYLES = {
     0.0: "",
     1.0: "#000000 on #fff0b8",
@@ -60,7 +60,7 @@ def score(
 ) -> None:
     """Show how probable a model finds given texts.
 
-    One text is shown with its tokens coloured by surprisal, −log₂ p, or as a table if there is no terminal. Many texts,
+    One text is shown with its tokens colored by surprisal, −log₂ p, or as a table if there is no terminal. Many texts,
     one per line, give one line each, in the same order: log-probability, perplexity, number of tokens and the text,
     separated by tabs. A blank line stays blank. With --json each line is one object with all tokens.
 
@@ -139,11 +139,11 @@ class Scorer:
 
 
 def print_scores(scored_text: ScoredText, out: Console) -> None:
-    """Prints a text with coloured tokens and a legend, or without colours a table; then its scores in one line."""
+    """Prints a text with colored tokens and a legend, or without colors a table; then its scores in one line."""
     if out.color_system is None or out.no_color:
         out.print(token_table(scored_text))
     else:
-        out.print(coloured_text(scored_text), overflow="fold")
+        out.print(colored_text(scored_text), overflow="fold")
         out.print()
         out.print(legend())
     total = f"{scored_text.count:,}" + (
@@ -163,7 +163,7 @@ def token_table(scored_text: ScoredText) -> RenderableType:
     return table
 
 
-def coloured_text(scored_text: ScoredText) -> Text:
+def colored_text(scored_text: ScoredText) -> Text:
     from rich.text import Text
 
     text = Text()
@@ -199,7 +199,7 @@ def style_of(surprisal: float | None) -> str:
 
 
 def legend() -> Text:
-    """The scale of surprisal, each range in its colours."""
+    """The scale of surprisal, each range in its colors."""
     from rich.text import Text
 
     text = Text("surprisal in bits: ")

@@ -245,7 +245,7 @@ def checkpoint_text(name: str, value: Any) -> str:
         return " · ".join(
             f"{metric} {format_value(metric, number)}" for metric, number in value.items() if number is not None
         )
-    unit = " tokens" if name in ("tokenizer", "max_positions", "truncates_at") else ""
+    unit = " tokens" if name in ("vocab_size", "max_positions", "max_length") else ""
     return f"{value:,}{unit}" if isinstance(value, int) else str(value)
 
 

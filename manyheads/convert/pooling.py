@@ -25,7 +25,7 @@ MODES = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first", 
 
 @dataclass(frozen=True)
 class Pooling:
-    """The kind of pooling, whether vectors are normalised to length 1, and how texts are read."""
+    """The kind of pooling, whether vectors are normalized to length 1, and how texts are read."""
 
     kind: str = "mean"
     normalize: bool = False

@@ -28,7 +28,7 @@ class TableSpec(FileSpec):
 
     columns: ColumnNames
     delimiter: Literal[",", ";", "\t"] | None = field(
-        None, "character between the columns of a .csv or .tsv; recognised by default"
+        None, "character between the columns of a .csv or .tsv; recognized by default"
     )
     quotes: bool | None = field(
         None, "whether a cell may be in quotes, as in Python's csv; by default if the whole file can be read so"

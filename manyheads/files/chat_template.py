@@ -64,5 +64,5 @@ def render_template(
         raise ChatTemplateError(f"the chat template failed: {shorten(result['error'], 300)}")
     texts: list[str] = result["texts"]
     if not all(map(is_unicode_text, texts)):
-        raise ChatTemplateError("the chat template writes half of a surrogate pair")
+        raise ChatTemplateError("the chat template writes an unpaired surrogate")
     return texts

@@ -90,11 +90,11 @@ def expansion(step: Any) -> int:
 
 
 def copy_tokenizer(tokenizer: Any, *, encode_special_tokens: bool = False) -> Any:
-    """A copy that recognises special tokens within a text, or with `encode_special_tokens` reads them as text."""
+    """A copy that recognizes special tokens within a text, or with `encode_special_tokens` reads them as text."""
     from tokenizers import Tokenizer
 
     if not hasattr(tokenizer, "to_str"):
-        return tokenizer.copy()  # a tokenizer that never recognises special tokens
+        return tokenizer.copy()  # a tokenizer that never recognizes special tokens
     copy = Tokenizer.from_str(tokenizer.to_str())
     copy.encode_special_tokens = encode_special_tokens  # not stored in tokenizer.json
     return copy

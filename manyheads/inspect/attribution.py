@@ -154,7 +154,7 @@ def score_terms(model: nn.Module, ids: Sequence[int], head: int, rows: slice = s
     so that the terms sum to the scores. `ids` are those of the encoder, if there is one. Only these rows are computed.
     """
     if not isinstance(model, Transformer):
-        raise UnsupportedError("the terms of a score are those of a transformer")
+        raise UnsupportedError("the terms of a score need a transformer; this model is another architecture")
     stack = model.last if model.encoder is None else model.encoder
     embed, layer = stack.embed, stack.layer(0)
     if not isinstance(embed, TokenEmbedding):

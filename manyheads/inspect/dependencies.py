@@ -80,7 +80,7 @@ def check_reads_words(checkpoint: Checkpoint) -> None:
     if checkpoint.tokenizer is None:
         raise CheckpointTokenizerError("relations between words need a tokenizer")
     if checkpoint.has_source:
-        raise UnsupportedError("relations between words are for a model with one stack; this one has two")
+        raise UnsupportedError("this needs an encoder or a decoder alone; this model is an encoder-decoder")
 
 
 @torch.no_grad()

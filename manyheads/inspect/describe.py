@@ -128,8 +128,8 @@ def describe_checkpoint(checkpoint: Checkpoint, target: str) -> Tree:
         "task": task,
         "classes": getattr(checkpoint.spec.head, "classes", None),
         "max_positions": checkpoint.max_positions,
-        "tokenizer": None if tokenizer is None else tokenizer.get_vocab_size(),
-        "truncates_at": (tokenizer.truncation or {}).get("max_length") if tokenizer else None,
+        "vocab_size": None if tokenizer is None else tokenizer.get_vocab_size(),
+        "max_length": (tokenizer.truncation or {}).get("max_length") if tokenizer else None,
         "step": state.get("step"),
         "metrics": state.get("metrics"),
     }
@@ -150,7 +150,7 @@ def weights_of(spec: ModelSpec) -> list[Tree]:
 
 
 def sections(spec: ModelSpec) -> Iterator[tuple[str, list[Row]]]:
-    """Yields titles with their parts: each stack, its layers (equal ones together), the head and the initialisation."""
+    """Yields titles with their parts: each stack, its layers (equal ones together), the head and the initialization."""
     for name in ("encoder", "decoder"):
         stack: StackSpec | None = getattr(spec, name)
         if stack is None:

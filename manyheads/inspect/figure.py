@@ -43,7 +43,7 @@ def plain(name: str) -> str:
 
 
 def draw_comparison(report: Tree, path: Path) -> None:
-    """Plots validation loss by step, and the final metric of every seed, with one colour per cell of a comparison."""
+    """Plots validation loss by step, and the final metric of every seed, with one color per cell of a comparison."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -56,12 +56,12 @@ def draw_comparison(report: Tree, path: Path) -> None:
     curves, points = figure.subplots(1, 2, width_ratios=(3, 2))
     palette = colormaps["tab10" if len(cells) <= 10 else "turbo"]
     for i, cell in enumerate(cells):
-        colour = palette(i) if len(cells) <= 10 else palette(i / (len(cells) - 1))
-        plot_curves(curves, cell, color=colour, linestyle=LINE_STYLES[i // 10 % 4], label=names[i])
+        color = palette(i) if len(cells) <= 10 else palette(i / (len(cells) - 1))
+        plot_curves(curves, cell, color=color, linestyle=LINE_STYLES[i // 10 % 4], label=names[i])
         values = [seed["metrics"][metric] for seed in cell["seeds"] if metric in seed["metrics"]]
-        points.plot(values, [i] * len(values), "o", color=colour, alpha=0.6)
+        points.plot(values, [i] * len(values), "o", color=color, alpha=0.6)
         if values:
-            points.plot([statistics.fmean(values)] * 2, [i - 0.3, i + 0.3], color=colour, linewidth=2.5)
+            points.plot([statistics.fmean(values)] * 2, [i - 0.3, i + 0.3], color=color, linewidth=2.5)
     all_losses = [loss for cell in cells for seed in cell["seeds"] for _, loss in seed["curve"]]
     if all_losses and min(all_losses) > 0 and max(all_losses) / min(all_losses) > 10:
         curves.set_yscale("log")

@@ -275,7 +275,7 @@ def head_weight(projection: Any, head: int, query: Any = None) -> Tensor:
     """The matrix of one head, K×D; key and value heads may be shared by several query heads."""
     weight = getattr(projection, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        raise UnsupportedError("this attention has no matrix per head that reads the whole vector")
+        raise UnsupportedError("this kind of attention has no projection of the whole vector per head")
     matrices = weight.unflatten(0, (-1, projection.size))
     heads = len(matrices) if query is None else query.weight.shape[0] // query.size
     if not 0 <= head < heads:

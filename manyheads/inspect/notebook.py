@@ -26,7 +26,7 @@ MAX_CELLS = 4096  # of a table
 LEVELS = 32  # shades of a thumbnail
 INK = (56, 118, 214)  # is seen on white and on black
 
-# No colour of text or paper: a notebook, or a page, has its own.
+# No color of text or paper: a notebook, or a page, has its own.
 STYLE = f"""
 .mh-attention {{ font: 14px/1.4 system-ui, sans-serif; overflow: auto }}
 .mh-attention table {{ border-collapse: separate; border-spacing: 3px; width: auto }}
@@ -147,7 +147,7 @@ def sampled_rows(calls: Sequence[RecordedAttention]) -> Iterator[Tensor]:
 
 
 def png(shades: Tensor, ink: tuple[int, int, int] = INK) -> str:
-    """A picture as an address of its data: one colour with 32 levels of opacity, from a palette."""
+    """A picture as an address of its data: one color with 32 levels of opacity, from a palette."""
     height, width = shades.shape
     pixels = b"".join(b"\0" + bytes(row) for row in shades.tolist())  # 0: no filter
     chunks = (

@@ -218,7 +218,7 @@ def classify(x: Tensor, y: Tensor, test_x: Tensor, classes: int, seed: int) -> T
 
 
 def fit_softmax(x: Tensor, y: Tensor, classes: int, weight_decay: float) -> tuple[Tensor, Tensor]:
-    """W and b that minimise the mean cross-entropy of xW + b plus weight_decay/N ‖W‖², from zero."""
+    """W and b that minimize the mean cross-entropy of xW + b plus weight_decay/N ‖W‖², from zero."""
     weight = torch.zeros(x.shape[1], classes, requires_grad=True)
     bias = torch.zeros(classes, requires_grad=True)
     optimizer = torch.optim.LBFGS([weight, bias], max_iter=STEPS, line_search_fn="strong_wolfe")

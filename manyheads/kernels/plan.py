@@ -135,7 +135,7 @@ class Plan:
         self, x: Register, module: nn.Module, *, eps: float, subtract_mean: bool = False, gain: float = 0.0,
         width: int | None = None, out: Register | None = None,
     ) -> Register:  # fmt: skip
-        """Normalises each `width` floats of x, by default all of them; `gain` is added to the weight."""
+        """Normalizes each `width` floats of x, by default all of them; `gain` is added to the weight."""
         width = width or x.width
         return self.add(
             Op.NORM, out or self.register(x.width), x,

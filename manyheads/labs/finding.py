@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, SupportsFloat
 
 from manyheads.labs.figures import Figure
@@ -19,6 +20,7 @@ class Check:
     measured: float | str
     expected: str = ""  # with its tolerance, such as "≤ 0.01"
     holds: bool | None = None  # None if it is only reported, or undecided at this size
+    rows: tuple[str, ...] = ()  # that it judges, of those of its lab; all of them if empty
 
 
 def at_most(name: str, measured: SupportsFloat, bound: float) -> Check:
@@ -47,6 +49,11 @@ def reported(name: str, measured: float | str) -> Check:
     return Check(name, measured)
 
 
+def judging(rows: str, *checks: Check) -> tuple[Check, ...]:
+    """The same checks, which judge these rows alone, such as "F2" or "F2 F3"."""
+    return tuple(replace(check, rows=tuple(rows.split())) for check in checks)
+
+
 @dataclass(frozen=True)
 class Finding:
     """The checks of a claim, from which its verdict follows; it may be that the claim is false."""
@@ -55,15 +62,25 @@ class Finding:
     figures: tuple[Figure, ...] = ()
     correction: str = ""  # what is true instead, if the claim as the document states it is not
     note: str = ""  # what a reader should know about this result
+    corrected: tuple[str, ...] = ()  # rows that the correction is about; all of the lab if empty
 
     def __post_init__(self) -> None:
         assert any(check.expected for check in self.checks), "a finding needs a prediction"
 
     @property
     def verdict(self) -> Verdict:
-        predictions = [check.holds for check in self.checks if check.expected]
-        if False in predictions:
-            return "fails"
-        if None in predictions:
-            return "undecided at this size"
-        return "holds with a correction" if self.correction else "holds"
+        return verdict_of(self.checks, bool(self.correction))
+
+    def row_verdict(self, row: str) -> Verdict:
+        """The verdict of one row: that of its own checks, and of those that judge every row."""
+        checks = [check for check in self.checks if not check.rows or row in check.rows]
+        return verdict_of(checks, bool(self.correction) and (not self.corrected or row in self.corrected))
+
+
+def verdict_of(checks: Sequence[Check], is_corrected: bool) -> Verdict:
+    predictions = [check.holds for check in checks if check.expected]
+    if False in predictions:
+        return "fails"
+    if None in predictions:
+        return "undecided at this size"
+    return "holds with a correction" if is_corrected else "holds"

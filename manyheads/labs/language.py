@@ -23,17 +23,19 @@ MASKED = 0.2  # share of the tokens that a bidirectional model has to find
 
 
 class Tune:
-    """One tune of 24 notes in a random key, with a tenth of the notes wrong.
+    """A tune of 24 notes that repeats, from a random note on, in a random key, with a tenth of the notes wrong.
 
-    It has each of the twelve notes twice. In a random key every note is as frequent at every position, and the notes of
-    a row as a set say nothing about which of them is where. So neither a note nor a set of notes tells a position.
+    It has each of the twelve notes twice. In a random key every note is as frequent at every position, the notes of a
+    row as a set say nothing about which of them is where, and the row begins anywhere in the tune. So neither a note,
+    nor its neighbours, nor the set of notes tells a position.
     """
 
     vocab = NOTES
 
     def windows(self, count: int, rng: torch.Generator, split: Split = "train") -> Tensor:
         melody = torch.cat([torch.randperm(NOTES, generator=torch.Generator().manual_seed(half)) for half in (0, 1)])
-        notes = (melody + torch.randint(0, NOTES, (count, 1), generator=rng)) % NOTES
+        starts, keys = (torch.randint(0, most, (count, 1), generator=rng) for most in (LENGTH, NOTES))
+        notes = (melody[(starts + torch.arange(LENGTH)) % LENGTH] + keys) % NOTES
         is_wrong = torch.rand(notes.shape, generator=rng) < WRONG_NOTES
         return torch.where(is_wrong, torch.randint(0, NOTES, notes.shape, generator=rng), notes)
 

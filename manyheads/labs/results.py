@@ -62,6 +62,7 @@ def outcome_tree(outcome: Outcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 2),
         "checks": [check_tree(check) for check in finding.checks],
         "correction": finding.correction,
+        "corrected_rows": list(finding.corrected),
         "note": finding.note,
         "figures": [figure_tree(figure) for figure in finding.figures],
     }
@@ -70,7 +71,8 @@ def outcome_tree(outcome: Outcome) -> dict[str, Any]:
 def check_tree(check: Check) -> dict[str, Any]:
     measured = check.measured
     is_finite = isinstance(measured, str) or math.isfinite(measured)
-    return asdict(check) | {"measured": measured if is_finite else str(measured)}  # JSON has no infinity
+    # JSON has no infinity
+    return asdict(check) | {"measured": measured if is_finite else str(measured), "rows": list(check.rows)}
 
 
 def figure_tree(figure: Figure) -> dict[str, Any]:
@@ -92,11 +94,18 @@ def plain(value: Any) -> Any:
 def claim_tree(entry: Row | Erratum, outcomes: Sequence[Outcome] = ()) -> dict[str, Any]:
     """A row or an erratum with what shows it, and the verdict of the labs that ran."""
     labs = [lab.id for lab in entry.labs()]
-    verdicts = [verdict_of(outcome) for outcome in outcomes if outcome.lab.id in labs]
+    verdicts = [claim_verdict(entry, outcome) for outcome in outcomes if outcome.lab.id in labs]
     tree = {"row" if isinstance(entry, Row) else "erratum": entry.id} | {
         name: value for name, value in asdict(entry).items() if name not in ("id", "tests")
     }
     return tree | {"labs": labs, "tests": list(entry.tests), "verdict": joint_verdict(verdicts, entry)}
+
+
+def claim_verdict(entry: Row | Erratum, outcome: Outcome) -> Verdict | str:
+    """What a lab says of a row, by the checks that judge it, or of an erratum."""
+    if isinstance(outcome, LabError) or isinstance(entry, Erratum):
+        return verdict_of(outcome)
+    return outcome.finding.row_verdict(entry.id)
 
 
 def joint_verdict(verdicts: Sequence[str], entry: Row | Erratum) -> str | None:
@@ -136,10 +145,11 @@ def read_runs(trees: Sequence[Mapping[str, Any]]) -> list[LabRun]:
 def run_from(lab: Lab, tree: Mapping[str, Any]) -> LabRun:
     size: Size = tree["size"]
     finding = Finding(
-        tuple(Check(**check) for check in tree["checks"]),
+        tuple(Check(**check | {"rows": tuple(check.get("rows", ()))}) for check in tree["checks"]),
         tuple(figure_from(figure) for figure in tree["figures"]),
         tree["correction"],
         tree["note"],
+        tuple(tree.get("corrected_rows", ())),
     )
     parameters = lab.parameters_at(size) | {
         name: value for name, value in tree["parameters"].items() if name in lab.parameters_at(size)

@@ -35,7 +35,7 @@ def register_metric(
     - "text", sequence-to-sequence tasks: outputs and targets, one text per row
     - "classes", classification: the target class of each row, and the probability of every class, rows × classes
     - "ranking", retrieval: the rank of each query's document among all documents, from 1
-    - "likelihood", causal language modelling: a `LogLikelihood`
+    - "likelihood", causal language modeling: a `LogLikelihood`
     - any other: what a task of your own passes to `scores`
     """
 

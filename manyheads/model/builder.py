@@ -34,7 +34,7 @@ def overflow_as_error() -> Iterator[None]:
 
 
 class SkipInit(TorchFunctionMode):
-    """Skips the initialisation in the constructors of modules, which has no effect on the meta device.
+    """Skips the initialization in the constructors of modules, which has no effect on the meta device.
 
     Random numbers on the meta device also make torch import its compiler, which is slower than the rest of the build.
     """
@@ -71,10 +71,10 @@ def modules_with_buffers(model: Model) -> dict[str, Any]:
 
 
 def check_buffers(model: Model) -> None:
-    """Raises if a module with buffers has no reset_parameters() that initialises them."""
+    """Raises if a module with buffers has no reset_parameters() that initializes them."""
     for name, module in modules_with_buffers(model).items():
         if not hasattr(module, "reset_parameters"):
-            raise PartsFileError(f"{name} has a buffer but no reset_parameters() that initialises it")
+            raise PartsFileError(f"{name} has a buffer but no reset_parameters() that initializes it")
 
 
 def floating_tensors(model: Model) -> dict[str, torch.Tensor]:
@@ -83,7 +83,7 @@ def floating_tensors(model: Model) -> dict[str, torch.Tensor]:
 
 
 def init_buffers(model: Model, dtype: torch.dtype) -> None:
-    """Initialises the buffers of a model on the meta device, whose weights are loaded afterwards."""
+    """Initializes the buffers of a model on the meta device, whose weights are loaded afterwards."""
     check_buffers(model)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for module in modules_with_buffers(model).values():
@@ -144,13 +144,13 @@ def build(
     check_buffers(model)
     with torch.no_grad(), torch.random.fork_rng():
         for tensor in floating_tensors(model).values():
-            tensor.fill_(torch.nan)  # a tensor that is still NaN below was not initialised
+            tensor.fill_(torch.nan)  # a tensor that is still NaN below was not initialized
         manual_seed(seed)
         init_weights(model, spec.init)
         parameters = dict(model.named_parameters())
         for name, tensor in floating_tensors(model).items():  # reset_parameters() may have replaced some
             if tensor.isnan().any():
-                raise PartsFileError(f"{name} is uninitialised: its module needs reset_parameters()")
+                raise PartsFileError(f"{name} is uninitialized: its module needs reset_parameters()")
             if name in parameters and not tensor.isfinite().all():
                 raise OutOfRangeError(
                     f"initial values of {name} are outside the range of {dtype}; lower init or use another dtype"

@@ -1,4 +1,4 @@
-"""Weight initialisation. Every module resets its own parameters, then a scheme sets matrices and embedding tables."""
+"""Weight initialization. Every module resets its own parameters, then a scheme sets matrices and embedding tables."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FanInInitSpec(InitSpec, kind="fan-in"):
     def matrix(self, weight: Tensor, module: nn.Module, *, inputs: int, outputs: int, residual_terms: int) -> None:
         role = role_of(module)
         size = getattr(module, "size", 1) if role == "query" else 1
-        std = 1.0 if role == "token_head" else (inputs * size) ** -0.5  # an untied head is initialised like a table
+        std = 1.0 if role == "token_head" else (inputs * size) ** -0.5  # an untied head is initialized like a table
         nn.init.normal_(weight, std=self.factor * std)
 
     def table(self, weight: Tensor) -> None:

@@ -52,7 +52,7 @@ class LayerSpec(Spec):
     mask: MaskSpec = field(MaskSpec(), "which keys a query may attend to")
     cross: CrossSpec | None = field(None, "cross-attention to the encoder; true for the kinds of self-attention")
     feedforward: FeedForwardSpec = field(MlpSpec(), "the feed-forward network")
-    norm: NormSpec = field(LayerNormSpec(), "normalisation of the vectors")
+    norm: NormSpec = field(LayerNormSpec(), "normalization of the vectors")
     residual: ResidualSpec = field(PreSpec(), "how sublayers are added to the residual stream")
 
     @field_validator("cross", mode="before")
@@ -267,7 +267,7 @@ class ModelSpec(Spec, ShownInNotebook):
     recurrent: RecurrentSpec | None = field(None, "a recurrent network, with or without attention")
     ngram: NgramSpec | None = field(None, "a neural n-gram model")
     head: HeadSpec = field(TiedHeadSpec(), "the head, which computes the output from the last layer")
-    init: InitSpec = field(NormalInitSpec(), "how weights are initialised")
+    init: InitSpec = field(NormalInitSpec(), "how weights are initialized")
 
     @field_validator("vocab", mode="before")
     @classmethod

@@ -27,7 +27,7 @@ class AttentionSpec(Part, slot="attention", default="heads"):
     heads: int = field(4, "H, the number of query heads", ge=1, le=65536)
     bias: bool = field(True, "whether the projections to q, k and v have biases")
     output_bias: bool = field(True, "whether the output projection has a bias")
-    qk_norm: NormSpec = field(NoNormSpec(), "normalises each query and each key within its head")
+    qk_norm: NormSpec = field(NoNormSpec(), "normalizes each query and each key within its head")
 
     @abstractmethod
     def head_dim(self, width: int) -> int:

@@ -20,9 +20,9 @@ FAR = -1e4  # the score per step beyond the kernel: its softmax is exactly 0 bes
 class ConvolutionSpec(CoreSpec, kind="convolution", caption="convolution over neighbours"):
     """Σ_j softmax_j(w[j − i]) v_j over the neighbours |i − j| < k, with a kernel w per head
 
-    Wu et al. 2019, arXiv 1901.10430, "lightweight convolution": depthwise, with a normalised kernel that the channels
+    Wu et al. 2019, arXiv 1901.10430, "lightweight convolution": depthwise, with a normalized kernel that the channels
     of a head share; with D heads each channel has its own. Neighbours are counted by position, without padding, and the
-    kernel is normalised over those that are visible. If none is visible, the nearest visible keys take their place.
+    kernel is normalized over those that are visible. If none is visible, the nearest visible keys take their place.
     """
 
     query_source: ClassVar[Literal["head", "memory", "none"]] = "none"

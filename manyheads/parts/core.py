@@ -47,7 +47,7 @@ class CoreSpec(Part, slot="core", default="dot"):
 class Core(nn.Module):
     """A core that is defined by its scores, q·k times `scale` unless a subclass has others.
 
-    `weights` normalises the scores and `forward` averages the values with them, both in blocks of rows.
+    `weights` normalizes the scores and `forward` averages the values with them, both in blocks of rows.
     A core without queries or keys gets tensors whose last size is 0.
     """
 

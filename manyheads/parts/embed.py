@@ -71,7 +71,7 @@ class Embed(nn.Module):
 
 
 class TokensSpec(EmbedSpec, kind="tokens", caption="Token Embedding"):
-    """E[token] (·√D) + T[type] + S[task], joined with its position, normalised, dropped out; E, T and S are learned
+    """E[token] (·√D) + T[type] + S[task], joined with its position, normalized, dropped out; E, T and S are learned
 
     With `size`, the table is narrower than the model and a projection follows: Lan et al. 2020, arXiv 1909.11942.
     """

@@ -167,7 +167,7 @@ class UntiedHead(TokenHead):
 
 
 class BilinearHeadSpec(TokenHeadSpec, kind="bilinear", caption="Bilinear, tied"):
-    """β · hᵀWe + b, a parametrised inner product with the token's embedding e"""
+    """β · hᵀWe + b, a parametrized inner product with the token's embedding e"""
 
     def build(self, width: int, vocab: int, table_shape: TableShape | None) -> Head:
         return BilinearHead(self, width, require_table(table_shape).size, vocab)

@@ -1,4 +1,4 @@
-"""Normalisation layers: LayerNorm and RMSNorm."""
+"""Normalization layers: LayerNorm and RMSNorm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from manyheads.spec import Part, field
 
 
 class NormSpec(Part, slot="norm", default="layer"):
-    """The normalisation of each vector."""
+    """The normalization of each vector."""
 
     @abstractmethod
     def build(self, width: int) -> nn.Module:
@@ -71,7 +71,7 @@ class RMSOne(nn.RMSNorm):
 
 
 class NoNormSpec(NormSpec, kind="none", caption=""):
-    """x, without normalisation"""
+    """x, without normalization"""
 
     def build(self, width: int) -> nn.Module:
         return nn.Identity()
@@ -91,7 +91,7 @@ def frozen_norm(norm: nn.Module, x: Tensor) -> tuple[Callable[[Tensor], Tensor],
             gain = 1.0 + norm.weight if isinstance(norm, RMSOne) else norm.weight
             factor = (x.square().mean(dim=-1, keepdim=True) + (norm.eps or 0.0)).rsqrt() * gain
             return (lambda part: part * factor), zero
-    raise UnsupportedError(f"a norm of type {type(norm).__name__} is not known as a linear map")
+    raise UnsupportedError(f"attribution does not support the norm {type(norm).__name__}")
 
 
 def lower_norm(

@@ -19,7 +19,7 @@ LoweredSublayer = Callable[[Register, Register | None], Register]  # reads a reg
 class ResidualSpec(Part, slot="residual", default="pre"):
     """The residual connections of a layer, whose sublayers f are attention, cross-attention and feed-forward."""
 
-    # whether the stack needs a norm after the last layer, because the output of a layer is not normalised
+    # whether the stack needs a norm after the last layer, because the output of a layer is not normalized
     final_norm: ClassVar[bool] = True
 
     dropout: float = field(0.0, "dropout probability of each sublayer's output", ge=0, lt=1)

@@ -80,7 +80,9 @@ class Answerer:
         checkpoint.check_reads_text()
         task = task_of(checkpoint)
         if not task.generates_text or checkpoint.tokenizer is None:
-            raise UnsupportedError(f"a model for the task {task.kind} without texts as output answers no questions")
+            raise UnsupportedError(
+                f"this needs a checkpoint that generates text and has a tokenizer; the task of this one is {task.kind}"
+            )
         generation = generation_config(checkpoint.generation_settings, logprobs=0, max_new_tokens=max_new_tokens)
         answers = None if database is None else AnswerDatabase(database)
         if answers is not None:

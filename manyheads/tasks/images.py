@@ -47,7 +47,7 @@ class MaeSpec(TaskSpec, kind="mae"):
     default_data: ClassVar[Tree | None] = {"kind": "digits"}
 
     mask_ratio: float = field(0.75, "fraction of the patches that are masked", gt=0, lt=1)
-    norm_pix_loss: bool = field(False, "whether each patch of x is normalised to mean 0 and variance 1")
+    norm_pix_loss: bool = field(False, "whether each patch of x is normalized to mean 0 and variance 1")
 
     def check_model(self, model: ModelSpec) -> None:
         decoder = model.decoder
@@ -92,7 +92,7 @@ class MaeSpec(TaskSpec, kind="mae"):
         return Loss((restored - self.normalize(patches)).square().mean(dim=-1).sum(), len(patches), None)
 
     def moments(self, patches: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns mean and standard deviation by which each patch is normalised, or 0 and 1 without norm_pix_loss."""
+        """Returns mean and standard deviation by which each patch is normalized, or 0 and 1 without norm_pix_loss."""
         if not self.norm_pix_loss:
             return patches.new_zeros(()), patches.new_ones(())
         return patches.mean(-1, keepdim=True), (patches.var(-1, keepdim=True) + 1e-6).sqrt()
@@ -200,7 +200,7 @@ def example_images(task: MaeSpec, evaluation: Evaluation) -> Iterator[Tree]:
 
 
 def to_numbers(image: Tensor) -> list[Any]:
-    """Returns an image as rows of grey values, or of colours."""
+    """Returns an image as rows of grey values, or of colors."""
     points = image[0] if len(image) == 1 else image.permute(1, 2, 0)
     numbers: list[Any] = points.double().mul(1000).round().div(1000).tolist()
     return numbers

@@ -1,4 +1,4 @@
-"""Tasks on text alone: causal and masked language modelling, span corruption and infilling."""
+"""Tasks on text alone: causal and masked language modeling, span corruption and infilling."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SENTINEL = re.compile(r"<extra_(id_)?\d+>")
 
 
 class CausalSpec(PackableTask, kind="causal"):
-    """Causal language modelling: −Σ log p(x_t | x_<t), the end of a text included"""
+    """Causal language modeling: −Σ log p(x_t | x_<t), the end of a text included"""
 
     architectures: ClassVar[tuple[str, ...]] = ("decoder", "recurrent", "ngram")
     is_default: ClassVar[bool] = True
@@ -154,7 +154,7 @@ class MaskingTask(TextTask):
 
 
 class MaskedSpec(MaskingTask, PackableTask, kind="masked"):
-    """Masked language modelling (BERT): −Σ log p(x_t | the other tokens), over a random share of the positions
+    """Masked language modeling (BERT): −Σ log p(x_t | the other tokens), over a random share of the positions
 
     Devlin et al. 2018, arXiv 1810.04805. Of the selected tokens, most are replaced by <mask>, some by a random
     token, and some stay. Every token keeps its position.
@@ -315,9 +315,9 @@ class SpansSpec(TextTask, kind="spans"):
         for text, *_ in rows:
             spans = draw_spans(len(text), self.noise_density, self.mean_span_length, rng)
             if len(spans) >= len(special_tokens.sentinels):
-                count = f"{len(text):,} tokens has {len(spans)} masked spans"
                 raise TokenizerError(
-                    f"a text of {count} and there are {len(special_tokens.sentinels)} sentinels for them and the end",
+                    f"a text of {len(text):,} tokens needs {len(spans) + 1} sentinels, for {len(spans)} masked spans and "
+                    f"the end; the tokenizer has {len(special_tokens.sentinels)}",
                     hint="raise task.num_sentinels, or truncate texts with train.max_length",
                 )
             visible, masked = corrupt(text, spans, special_tokens.sentinels)
@@ -433,7 +433,7 @@ class InfillSpec(MaskingTask, kind="infill"):
                 raise InputError(f"the text has {len(parts) - 1} {name}, expected one: {quote(text)}", index)
             limit = (checkpoint.tokenizer.truncation or {}).get("max_length")
             if limit is not None and len(parts[0]) + len(parts[1]) + 3 > limit:
-                parts, truncation[index] = around_gap(parts[0], parts[1], limit - 3), {"truncated": limit}
+                parts, truncation[index] = around_gap(parts[0], parts[1], limit - 3), {"truncated_to": limit}
             rows.append([bos, *parts[0], mask, *parts[1], mask])
             checkpoint.check_length(len(rows[-1]), index)
         return rows, truncation

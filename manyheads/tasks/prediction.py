@@ -36,7 +36,9 @@ class PredictOptions:
 
 def ids_and_truncation(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
     """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
-    truncation = {i: {"truncated": len(encoding.ids)} for i, encoding in enumerate(encodings) if encoding.overflowing}
+    truncation = {
+        i: {"truncated_to": len(encoding.ids)} for i, encoding in enumerate(encodings) if encoding.overflowing
+    }
     return [encoding.ids for encoding in encodings], truncation
 
 

@@ -140,7 +140,7 @@ class TaskSpec(Part, slot="task"):
     def check_options(self, options: PredictOptions) -> None:
         """Raises if a task that generates no text is to find loops, or one that reads no plain text is to chat."""
         if options.loops and not self.generates_text:
-            raise UsageError(f"loops are those of generated texts, and {self.kind} generates none")
+            raise UsageError(f"--loops needs a task that generates text, and {self.kind} does not")
         if options.chat and not (self.generates_text and self.can_chat):
             raise UnsupportedError(f"a model for the task {self.kind} cannot chat")
         if options.chat:

@@ -99,9 +99,7 @@ def evaluate(
 def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequence[str]) -> Tree:
     names = list(next(iter(result.scores.values())))
     examples = list(result.images) or [
-        {"source": output["text"], "generated": output["prediction"], "target": output["reference"]}
-        for output in result.outputs[: evaluation.options.examples]
-        if "text" in output
+        output for output in result.outputs[: evaluation.options.examples] if "text" in output
     ]
     return {
         "task": evaluation.task.kind,
@@ -109,7 +107,7 @@ def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequenc
         "rows": len(evaluation.data.rows),
         "better": {name: "higher" if higher_is_better(name) else "lower" for name in names},
         "primary": list(result.primary or names),
-        "scores": result.scores,
+        "metrics": result.scores,
         "signatures": result.signatures,
         "notes": [*notes, *result.notes],
         "examples": examples,
@@ -122,9 +120,10 @@ def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequenc
 def find_run(path: Path, task: str | None, overrides: Sequence[str]) -> RunSpec | None:
     """Returns the run of a folder, or None if the folder has no run for this task."""
     file = path / "run.toml"
-    if not file.is_file() or task not in (None, read_run_file(file).task.kind):
+    if not file.is_file():
         return None
-    return read_run_file(file, overrides)
+    run = read_run_file(file, overrides)
+    return run if task in (None, run.task.kind) else None
 
 
 def find_task(checkpoint: Checkpoint, name: str | None) -> TaskSpec:

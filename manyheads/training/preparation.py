@@ -291,7 +291,7 @@ def find_special_tokens(tokenizer: Any, checkpoint: Checkpoint | None = None) ->
     # without bos, pad or else eos starts a text
     bos = next((token_id for token_id in (bos, pad, eos) if token_id is not None), None)
     if bos is None or eos is None:
-        raise TokenizerError("this tokenizer has no token that begins or ends a text")
+        raise TokenizerError("this tokenizer has no bos or eos token")
     special_token_ids = {i for i in (pad, bos, eos, unk, mask) if i is not None} | all_special_ids(tokenizer)
     is_native = checkpoint is None or checkpoint.tokenizer is None or has_native_tokenizer(checkpoint)
     return SpecialTokens(

@@ -408,7 +408,7 @@ def test_twelve_heads_and_the_last_label_fit_into_the_page(open_tab, width):
 
 
 def pixel(tab, patch, at=0.5):
-    """The colour of a patch of the picture, in its middle or near its border."""
+    """The color of a patch of the picture, in its middle or near its border."""
     return tab.page.evaluate(
         """([row, column, at]) => {
             const canvas = document.querySelector("canvas.picture");

@@ -359,10 +359,10 @@ def test_a_sentence_encoder_truncates_texts_as_its_folder_says(tmp_path):
             vectors = ours.embed([text.upper() if settings.get("do_lower_case") else text, short])
         assert torch.equal(vectors[1], ours.embed([short])[0]) or vectors[1].allclose(ours.embed([short])[0], atol=1e-6)
         torch.testing.assert_close(vectors[0], ours.embed(" ".join(words[:count]))[0], rtol=1e-5, atol=1e-5)
-        assert run_json("predict", folder, text)["truncated"] == count + 2
+        assert run_json("predict", folder, text)["truncated_to"] == count + 2
         for to in ("hf", "manyheads"):  # an export keeps the setting, and the tokenizer of others as it was
             manyheads.export(folder, tmp_path / f"{to}{count}", to=to)
-            assert manyheads.predict(tmp_path / f"{to}{count}", text)["truncated"] == count + 2
+            assert manyheads.predict(tmp_path / f"{to}{count}", text)["truncated_to"] == count + 2
             assert json.loads((tmp_path / f"{to}{count}" / "tokenizer.json").read_text())["truncation"] is None
     for wrong in ({"max_seq_length": 0}, {"max_seq_length": "9"}, {"do_lower_case": 1}):
         (folder / "sentence_bert_config.json").write_text(json.dumps(wrong))

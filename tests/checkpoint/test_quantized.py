@@ -69,7 +69,7 @@ def test_commands_take_the_weights(folder, tmp_path):
         run_json("evaluate", folder, "--data", tmp_path / "texts.txt", *options)
         for options in ((), ("--weights", "int8"))
     )
-    scores = [next(iter(report["scores"].values()))["loss"] for report in (plain, ours)]
+    scores = [next(iter(report["metrics"].values()))["loss"] for report in (plain, ours)]
     assert scores[0] != scores[1]
     assert scores[0] == pytest.approx(scores[1], rel=0.02)
     assert error_of("score", folder, "word3", "--weights", "int3", check=2)["code"] == "usage.argument"

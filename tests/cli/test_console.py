@@ -12,8 +12,11 @@ import sys
 
 import pytest
 from command import COMMAND_NAMES, error_of, run
+from rich.console import Console
 
+from manyheads.cli import console
 from manyheads.cli.console import Progress, as_error
+from manyheads.cli.evaluate import image_text
 from manyheads.errors import DataError, ManyheadsError
 
 GROUPS = {"data": ("show", "prepare"), "lab": ("list", "run", "notebook")}
@@ -208,3 +211,11 @@ def test_a_path_that_does_not_exist_is_a_wrong_argument(name, tmp_path):
     assert error["code"] in ("usage.path-not-found", "config.file", "usage.parts-file")
     assert "MISSING" in error["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_image_with_an_odd_number_of_rows_ends_in_half_a_character():
+    image = [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+    text = image_text(image, Console(color_system=None)).plain.split("\n")
+    assert [len(line) for line in text] == [2, 2]
+    assert text[0] == console.shade(1.0) + console.shade(0.0)
+    assert text[1] == console.shade(0.5) + console.shade(0.0)

@@ -303,7 +303,7 @@ def test_token_ids_that_the_model_lacks_cost_their_line(tmp_path):
 def test_a_truncated_text_has_room_for_the_last_token_that_contrastive_search_reads(tmp_path):
     checkpoint = manyheads.load(folder_of("gpt2", tmp_path / "gpt2", eos_token_id=None, bos_token_id=None))
     result = manyheads.predict(checkpoint, "word1 " * 60, truncate=True, max_new_tokens=8, penalty_alpha=0.5)
-    assert (result["truncated"], len(result["generated"].split())) == (32, 8)
+    assert (result["truncated_to"], len(result["generated"].split())) == (32, 8)
 
 
 TRUNCATED = {
@@ -322,19 +322,19 @@ def test_a_long_text_is_truncated_if_asked_and_says_so(name, tmp_path):
     with raises("input.length"):
         manyheads.predict(checkpoint, text, max_new_tokens=8)
     result = manyheads.predict(checkpoint, text, max_new_tokens=8, truncate=True)
-    assert result["truncated"] == count
+    assert result["truncated_to"] == count
     kept = words[-count:] if name == "gpt2" else words[: 38 if name.startswith("bert") else 40]
     shortened = task_of(checkpoint).with_truncation(checkpoint, GenerationConfig(max_new_tokens=8))
     assert [token for token in shortened.encode([text])[0].tokens if token.startswith("word")] == kept
     alone = manyheads.predict(checkpoint, " ".join(kept), max_new_tokens=8)
-    assert flatten(result | {"text": "", "truncated": 0}) == flatten(alone | {"text": "", "truncated": 0})
+    assert flatten(result | {"text": "", "truncated_to": 0}) == flatten(alone | {"text": "", "truncated_to": 0})
     done = run("predict", folder, text, "--truncate", "--max-new-tokens", 8)
     assert str(count) in done.stderr
     done = run("predict", folder, "--truncate", "--max-new-tokens", 8, "--json", stdin=f"word0\n{text}\n".encode())
     first, second = map(json.loads, done.stdout.splitlines())
-    assert ("truncated" in first, second["truncated"]) == (False, count)
+    assert ("truncated_to" in first, second["truncated_to"]) == (False, count)
     assert len(done.stderr.splitlines()) == 1
-    assert "truncated" not in manyheads.predict(checkpoint, "word0", truncate=True)
+    assert "truncated_to" not in manyheads.predict(checkpoint, "word0", truncate=True)
 
 
 def test_a_masked_run_truncates_if_asked(tmp_path):
@@ -346,7 +346,7 @@ def test_a_masked_run_truncates_if_asked(tmp_path):
     with raises("input.length"):
         manyheads.predict(tmp_path / "run", text)
     result = manyheads.predict(tmp_path / "run", text, truncate=True)
-    assert (result["truncated"], len(result["filled"])) == (12, 1)
+    assert (result["truncated_to"], len(result["filled"])) == (12, 1)
     with raises("input.invalid", "<mask>"):
         manyheads.predict(tmp_path / "run", "born in " * 20 + "<mask>", truncate=True)
 
@@ -471,7 +471,7 @@ def test_infill_generates_what_is_missing(tmp_path):
     attention, position = {"kind": "heads", "heads": 2}, {"kind": "learned", "length": 40}
     stack = {"layers": 1, "width": 32, "attention": attention, "position": position}
     pairs = (("sky", "blue"), ("grass", "green"), ("rose", "red"), ("sun", "yellow"))
-    texts = [f"the {thing} is {colour} today" for thing, colour in pairs]
+    texts = [f"the {thing} is {color} today" for thing, color in pairs]
     (tmp_path / "texts.txt").write_text("\n".join([*texts * 10, "the sky is blue"]))
     tree = {
         "model": {"vocab": "tokenizer", "decoder": stack, "init": "xavier"},
@@ -494,10 +494,10 @@ def test_infill_generates_what_is_missing(tmp_path):
     assert rows[0] == [1, word("▁the"), word("▁grass"), word("▁is"), 4, word("▁today"), 4]
     long = "the sky is blue " * 30 + "<mask> today " + "the rose is " * 30
     (row,), truncated = task_of(checkpoint).encode(checkpoint.with_truncation(40), [long], OPTIONS)
-    assert (len(row), truncated) == (40, {0: {"truncated": 40}})
+    assert (len(row), truncated) == (40, {0: {"truncated_to": 40}})
     gap = row.index(4)
     assert [row[gap - 1], row[gap + 1]] == [word("▁blue"), word("▁today")], "what is nearest to the gap is kept"
-    assert manyheads.predict(checkpoint, long, truncate=True)["truncated"] == 40
+    assert manyheads.predict(checkpoint, long, truncate=True)["truncated_to"] == 40
     for text, count in (("the grass", 0), ("<mask> is <mask>", 2)):
         with raises("input.invalid", "<mask>", count):
             manyheads.predict(checkpoint, text)

@@ -139,7 +139,7 @@ SCORED = ScoredText(
 )
 
 
-def test_the_colours_of_a_text_are_those_of_the_legend():
+def test_the_colors_of_a_text_are_those_of_the_legend():
     text = shown(SCORED, force_terminal=True, color_system="truecolor")
     plain = re.sub(r"\x1b\[[\d;]*m", "", text)
     first, second, *_ = plain.splitlines()
@@ -158,7 +158,7 @@ def test_tokens_of_one_character_are_shown_together():
 
 
 @pytest.mark.parametrize("options", [{}, {"force_terminal": True, "no_color": True}, {"color_system": None}])
-def test_without_colours_every_token_has_a_row(options):
+def test_without_colors_every_token_has_a_row(options):
     text = shown(SCORED, **options)
     assert "48;" not in text
     rows = [line.split() for line in text.splitlines()]

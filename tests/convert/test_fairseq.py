@@ -234,7 +234,7 @@ def test_translations_are_evaluated(folder, tmp_path):
     assert run_json("evaluate", folder, "--data", data, "--num-beams", 1)["task"] == "seq2seq"
     report = manyheads.evaluate(folder, data=str(data), task="translate", **settings)
     assert [row["prediction"] for row in report["outputs"]] == outputs
-    assert report["scores"]["model"]["exact_match"] == 1
+    assert report["metrics"]["model"]["exact_match"] == 1
     assert report["notes"] == []
     (note,) = manyheads.evaluate(folder, data=str(data), max_length=3, **settings)["notes"]
     assert "2 of 3" in note

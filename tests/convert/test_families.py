@@ -114,14 +114,14 @@ def test_a_masked_autoencoder_restores_what_the_reference_restores(tmp_path):
     assert_close(*restored(manyheads.load(tmp_path / "mae"), theirs))
 
 
-@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("normalized", [False, True])
 @torch.no_grad()
-def test_a_masked_autoencoder_has_the_references_loss(normalised, tmp_path):
+def test_a_masked_autoencoder_has_the_references_loss(normalized, tmp_path):
     """Given the same image and visible patches; one channel, as the reference's decoder orders channels otherwise."""
-    theirs = perturbed(make("ViTMAEForPreTraining", "ViTMAEConfig", num_channels=1, norm_pix_loss=normalised))
+    theirs = perturbed(make("ViTMAEForPreTraining", "ViTMAEConfig", num_channels=1, norm_pix_loss=normalized))
     theirs.save_pretrained(tmp_path / "mae")
     ours, images = manyheads.load(tmp_path / "mae").model, random_images(channels=1)
-    task = MaeSpec(norm_pix_loss=normalised, mask_ratio=theirs.config.mask_ratio)
+    task = MaeSpec(norm_pix_loss=normalized, mask_ratio=theirs.config.mask_ratio)
     batch = task.batch([(item,) for item in patches(images).numpy()], SpecialTokens(), np.random.default_rng(3))
     noise = (batch.targets != IGNORE_INDEX).float()  # the reference shows the patches with the lowest noise
     loss = float(theirs(pixel_values=images, noise=noise).loss)
@@ -283,6 +283,15 @@ def test_the_number_of_rotated_coordinates_stays_exact(tmp_path):
     ours = manyheads.load(tmp_path / "theirs")
     assert_close(*both(ours, theirs))
     assert ours.metadata.family.config_of(ours.spec, "GPTJForCausalLM")["rotary_dim"] == 58
+
+
+@pytest.mark.parametrize("changes", [{"rotary_dim": "8"}, {"n_head": 0}, {"n_embd": 2.5}, {"rotary_dim": 200}])
+def test_a_wrong_number_of_rotated_coordinates_is_an_error(changes, tmp_path):
+    make("GPTJForCausalLM", "GPTJConfig", n_embd=64, n_head=2, rotary_dim=8, n_layer=1).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointConfigError):
+        manyheads.load(tmp_path)
 
 
 # ----------------------------------------------------------------------------------------------------------- every table

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 import manyheads
 from manyheads.convert.families import get_family
 from manyheads.convert.gguf.container import GgufFile, config_of
-from manyheads.convert.gguf.vocabulary import add_special_tokens, read_vocabulary, write_vocabulary
+from manyheads.convert.gguf.vocabulary import add_special_tokens, pre_tokenizer_name, read_vocabulary, write_vocabulary
 from manyheads.errors import CheckpointConfigError, CheckpointError, CheckpointTokenizerError, ExportError, UsageError
 from manyheads.kernels.weight import QuantizedWeight
 
@@ -160,7 +160,7 @@ def test_a_file_is_used_as_its_folder_is(tmp_path):
         run("predict", path, "--file", texts, "--max-new-tokens", 5).stdout for path in (tmp_path / "hf", file)
     ]
     assert predicted[0] == predicted[1] != ""
-    scores = [run_json("evaluate", path, "--data", texts)["scores"] for path in (tmp_path / "hf", file)]
+    scores = [run_json("evaluate", path, "--data", texts)["metrics"] for path in (tmp_path / "hf", file)]
     assert scores[0] == scores[1]
     assert not [row for row in manyheads.audit(file) if row.status == "failed"]
 
@@ -742,3 +742,23 @@ def test_the_first_token_of_a_vocabulary_can_begin_every_text():
     metadata = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 9}
     add_special_tokens(tokenizer, ["<s>", "a"], metadata, bos=True, eos=True)
     assert tokenizer.encode("a").tokens == ["<s>", "a"]  # and there is no token 9
+
+
+@pytest.mark.parametrize(
+    ("steps", "name"),
+    [
+        ([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)], "smollm"),
+        ([pre_tokenizers.ByteLevel(add_prefix_space=False)], "gpt-2"),
+        ([pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.ByteLevel(add_prefix_space=False)], None),
+        ([pre_tokenizers.Whitespace(), pre_tokenizers.ByteLevel(add_prefix_space=False)], None),
+    ],
+)
+def test_a_pre_tokenizer_has_its_name_or_none(steps, name):
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tree = json.loads(tokenizer.to_str())
+    if name is None:
+        with pytest.raises(ExportError):
+            pre_tokenizer_name(tree)
+    else:
+        assert pre_tokenizer_name(tree) == name

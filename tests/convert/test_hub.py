@@ -144,7 +144,7 @@ def test_a_name_is_used_as_its_folder_is(hub, tmp_path):
     )
     assert there == here != ""
     there, here = (
-        command.run_json("evaluate", path, "--data", texts, env=environment)["scores"]
+        command.run_json("evaluate", path, "--data", texts, env=environment)["metrics"]
         for path in ("someone/small", tmp_path / "repository")
     )
     assert there == here

@@ -82,8 +82,8 @@ def test_images_come_from_a_table(label, tmp_path):
     assert read == sorted(scaled(image.reshape(3, 3), 16).tobytes() for image in images)
     wide = load_data("images", path=str(path), label=label, height=1)
     assert wide.train[0][0].shape == (1, 9)
-    coloured = load_data("images", path=str(path), label=label, channels=3, height=1)
-    assert coloured.train[0][0].shape == (3, 1, 3)
+    colored = load_data("images", path=str(path), label=label, channels=3, height=1)
+    assert colored.train[0][0].shape == (3, 1, 3)
 
 
 def test_validation_images_are_scaled_as_the_training_images(idx_files, tmp_path):

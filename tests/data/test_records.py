@@ -154,7 +154,7 @@ def test_a_row_with_another_number_of_columns_is_an_error_with_the_line_where_it
 # ------------------------------------------------------------------------------------------------- delimiters, headers
 
 
-def test_the_delimiter_is_recognised_and_can_be_overridden(tmp_path):
+def test_the_delimiter_is_recognized_and_can_be_overridden(tmp_path):
     decimals = write_file(tmp_path, "a.csv", "".join(f"word {i};{i},5\n" for i in range(9)))
     corpus = load_data("pairs", path=decimals)
     assert ("word 3", "3,5") in all_rows(corpus)
@@ -173,7 +173,7 @@ def test_a_delimiter_gives_as_many_columns_in_more_than_half_of_the_lines():
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_line_length": 1000}])
-def test_the_delimiter_is_recognised_though_a_quote_is_not_closed(settings, tmp_path):
+def test_the_delimiter_is_recognized_though_a_quote_is_not_closed(settings, tmp_path):
     csv.field_size_limit(1 << 17)  # csv's own
     rows = [(f"{'some words ' * 18}{i}", "ab"[i % 2]) for i in range(1000)]
     rows[3] = ('"' + rows[3][0], "a")
@@ -229,7 +229,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_a_header_is_recognised_by_the_lines_below_it(name, tmp_path):
+def test_a_header_is_recognized_by_the_lines_below_it(name, tmp_path):
     header, line = HEADERS[name]
     lines = [line.format(i=i, x="ab"[i % 2]) for i in range(12)]
     columns = [0, header.count("\t")]

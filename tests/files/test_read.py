@@ -85,6 +85,15 @@ def test_only_a_regular_file_is_opened(read, tmp_path):
         assert caught.value.errno == code
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in /proc")
+def test_what_is_not_a_regular_file_is_closed(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(OSError, match="folder"):
+            read_bytes(tmp_path, 4)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_our_own_json_is_empty_if_it_is_missing_or_broken(tmp_path):
     path = tmp_path / "lock.json"
     for text, table in ((None, {}), ("{", {}), ("[1]", {}), ('{"a": 1, "a": 2}', {}), ('{"a": 1}', {"a": 1})):

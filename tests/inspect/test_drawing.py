@@ -19,7 +19,7 @@ from manyheads import build, draw_model, read, read_model
 from manyheads.inspect.drawing import layout_model
 from manyheads.inspect.layout import FONT_SIZES, PADDING, text_width
 from manyheads.inspect.residual_graph import residual_graph
-from manyheads.inspect.svg import to_svg
+from manyheads.inspect.svg import texts_svg, to_svg, towards
 from manyheads.inspect.tower import BOX_WIDTH
 from manyheads.parts.inputs import Inputs
 from manyheads.parts.norm import LayerNormSpec, NormSpec
@@ -465,3 +465,43 @@ def test_an_arrow_has_a_tip_where_it_ends_and_a_line_that_joins_another_has_none
     tips = [arrow.has_tip for arrow in drawing.arrows]
     assert len(set(tips)) == 2
     assert to_svg(drawing).count('class="mh-tip"') == sum(tips)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "transformer-base", "rnnsearch"])
+def test_every_text_is_inside_its_box(name):
+    for box in layout_of(name).all_boxes():
+        heights = [float(y) for y in re.findall(r'y="([-\d.]+)"', texts_svg(box))]
+        assert all(box.y < y < box.bottom for y in heights), box.name
+        assert heights == sorted(heights)
+
+
+def test_a_point_on_the_way_from_one_to_another():
+    assert towards((1.0, 2.0), (4.0, 6.0), 2.5) == (2.5, 4.0)
+    assert towards((1.0, 2.0), (1.0, 2.0), 2.5) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base", "transformer-base", "mae-tiny", "rnnsearch"])
+def test_only_inputs_and_positions_read_nothing_and_only_the_output_is_not_read(name):
+    drawing = layout_of(name)
+    boxes = {box.name for box in drawing.all_boxes() if box.slot not in ("heading", "frame", "label")}
+    first, last = (boxes - {getattr(arrow, end) for arrow in drawing.arrows} for end in ("target", "source"))
+    assert {name.rpartition(".")[2] for name in first} <= {"inputs", "position"}
+    assert last == {"outputs"}
+
+
+@pytest.mark.usefixtures("own_kinds")
+def test_only_a_sum_is_drawn_as_one():
+    class Largest(ResidualSpec, kind="test-largest"):
+        """max(x, f(x))"""
+
+        def build(self, norm, width, sublayers):
+            return LargestModule(self, norm, width, sublayers)
+
+    class LargestModule(Residual):
+        def forward(self, x_BLD, sublayers):
+            for sublayer in sublayers:
+                x_BLD = torch.maximum(x_BLD, sublayer(x_BLD))
+            return x_BLD
+
+    text = texts_of(to_svg(layout_model(decoder(residual="test-largest"))))
+    assert text.count("maximum") == 2

@@ -12,7 +12,7 @@ import torch
 from raising import raises
 
 from manyheads import attention_table, build, read, read_model, record
-from manyheads.inspect.notebook import LEVELS, MAX_CELLS, MAX_THUMBNAILS, thumbnails
+from manyheads.inspect.notebook import LEVELS, MAX_CELLS, MAX_THUMBNAILS, sampled_rows, thumbnails
 from manyheads.inspect.thumbnail import THUMBNAIL
 
 SMALL = ("decoder.layers=2", "decoder.width=64", "decoder.attention.heads=4", "vocab=100")
@@ -157,3 +157,10 @@ def test_a_spec_is_shown_as_its_drawing(spec):
     assert html.count("<svg") == 1
     assert "<script" not in html
     assert "_repr_html_" not in spec.model_dump()
+
+
+def test_a_thumbnail_has_every_nth_query():
+    tape = recorded(length=2 * THUMBNAIL + 5)
+    call = tape[0]
+    rows = torch.cat(list(sampled_rows([call])), dim=1)
+    torch.testing.assert_close(rows, call.weights()[0][:, ::3].float())

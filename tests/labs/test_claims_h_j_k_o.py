@@ -81,7 +81,7 @@ def test_h2_h3_masked_tokens_differ_by_their_positions_alone(position):
 
 
 @torch.no_grad()
-def test_h2_masked_language_modelling_masks_tokens_and_no_positions():
+def test_h2_masked_language_modeling_masks_tokens_and_no_positions():
     text, special = np.arange(5, 5 + 18), SpecialTokens(vocab_size=23)
     batch = MaskedSpec(mlm_probability=0.5, mask_replace_prob=1.0, random_replace_prob=0.0).batch(
         [(text,)], special, np.random.default_rng(0)
@@ -266,7 +266,7 @@ def test_o1_a_trained_encoder_decoder_is_better_than_copying_the_source(tmp_path
     """Reversing short texts, in place of translation: the same words in another order."""
     data = {"kind": "sequence", "function": "reverse", "symbols": 8, "min_length": 4, "max_length": 5}
     report = train_and_score(tmp_path, data | {"count": 2000, "validation_count": 60}, "seq2seq", steps=160)
-    model, baseline = report["scores"]["model"], report["scores"]["copy"]
+    model, baseline = report["metrics"]["model"], report["metrics"]["copy"]
     assert model["bleu"] > baseline["bleu"] + 20
     assert model["chrf"] > baseline["chrf"] + 20
     assert report["signatures"].keys() == {"bleu", "chrf"}
@@ -283,7 +283,7 @@ def test_o2_a_trained_summary_is_better_than_the_first_words(tmp_path):
     )
     assert report["primary"] == ["rouge1", "rouge2", "rougeL"]
     for metric in report["primary"]:
-        assert report["scores"]["model"][metric] > report["scores"]["lead-12"][metric] + 0.2
+        assert report["metrics"]["model"][metric] > report["metrics"]["lead-12"][metric] + 0.2
 
 
 FILES = ("argparse.py", "typing.py", "tarfile.py", "inspect.py", "statistics.py", "calendar.py")
@@ -295,7 +295,7 @@ def test_o3_a_trained_encoder_is_better_than_the_majority_class(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in functions(*FILES)))
     data = {"kind": "labels", "path": str(path), "validation_fraction": 0.2}
     report = train_and_score(tmp_path, data, "classify", {"kind": "classes", "classes": len(FILES)}, lr=3e-2)
-    model, majority, bayes = (report["scores"][name] for name in ("model", "majority", "naive Bayes"))
+    model, majority, bayes = (report["metrics"][name] for name in ("model", "majority", "naive Bayes"))
     assert model["accuracy"] > majority["accuracy"] + 0.3
     assert model["macro_f1"] > majority["macro_f1"] + 0.3
     assert bayes["accuracy"] > majority["accuracy"] + 0.3
@@ -307,8 +307,8 @@ def test_o4_trained_vectors_retrieve_better_than_chance(tmp_path):
     path.write_text("".join(json.dumps(row) + "\n" for row in functions(*FILES) if row["query"]))
     data = {"kind": "queries", "path": str(path), "validation_fraction": 0.2}
     report = train_and_score(tmp_path, data, "retrieval", {"kind": "vector"}, steps=60, lr=3e-2)
-    model, chance = (report["scores"][name] for name in ("model", "chance"))
-    assert report["scores"].keys() >= {"BM25"}
+    model, chance = (report["metrics"][name] for name in ("model", "chance"))
+    assert report["metrics"].keys() >= {"BM25"}
     assert report["documents"] > 3 * report["rows"], "documents of the training set are ranked too"
     assert model["mrr@10"] > 3 * chance["mrr@10"]
     assert model["recall@10"] > 3 * chance["recall@10"]

@@ -17,7 +17,8 @@ from manyheads.labs.figures import Bars, Drawing, Heatmap, Lines, Table
 from manyheads.labs.results import figure_from, figure_tree
 from manyheads.labs.views.axes import format_number, make_axis
 from manyheads.labs.views.figures_svg import to_svg
-from manyheads.labs.views.figures_text import to_text
+from manyheads.labs.views.figures_text import to_text, x_ticks
+from manyheads.labs.views.heatmap_svg import MAX_SIDE, cell_size
 from manyheads.labs.views.page_html import figure_html
 
 CURVES = {"measured": [(1, 0.5), (2, 0.25), (4, 0.125)], "bound": [(1, 1.0), (2, 0.5), (4, 0.25)]}
@@ -151,3 +152,21 @@ def test_texts_of_anybody_are_text():
         assert "<script" not in figure_html(figure)
         if not isinstance(figure, Table):
             ElementTree.fromstring(to_svg(figure))
+
+
+def test_a_label_is_below_its_tick():
+    axis = make_axis([0, 1000], log=False, max_ticks=5)
+    line, labels = x_ticks(axis, 80)
+    ticks = [i for i, mark in enumerate(line) if mark == "┬"]
+    for tick, match in list(zip(ticks, re.finditer(r"\S+", labels), strict=True))[
+        1:-1
+    ]:  # those at the ends move inwards
+        assert abs(tick - (match.start() + match.end() - 1) / 2) <= 1
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(100, 60), (60, 100), (300, 2)])
+def test_a_heatmap_is_not_higher_than_it_may_be(rows, columns):
+    figure = Heatmap("a", [[0.5] * columns for _ in range(rows)])
+    width, height = cell_size(figure, False, 0.0, 1.0)
+    assert rows * height <= MAX_SIDE + 1e-9
+    assert columns * width <= 520 + 1e-9

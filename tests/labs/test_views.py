@@ -7,8 +7,9 @@ import json
 import pytest
 
 from manyheads.errors import UsageError
+from manyheads.labs import results
 from manyheads.labs.claims import read_claims
-from manyheads.labs.finding import Check, Finding, at_most, equals, is_true, reported
+from manyheads.labs.finding import Check, Finding, at_most, equals, is_true, judging, reported
 from manyheads.labs.lab import all_labs, run_lab
 from manyheads.labs.results import LabError, claim_tree, outcome_tree, read_runs
 from manyheads.labs.views.explain import citation, code_of, deciding_check, evidence
@@ -77,6 +78,30 @@ def test_the_verdict_of_a_claim_is_the_worst_of_its_labs():
     assert claim_tree(row, [good])["verdict"] == "holds"
     assert claim_tree(row, [good, bad])["verdict"] == "fails"
     assert claim_tree(row, [good, LabError(lab, "no luck")])["verdict"] == "error"
+
+
+def test_a_check_of_one_row_decides_no_other():
+    finding = Finding(
+        (*judging("F2", Check("x", 1.0, "≤ 1", True)), *judging("F3", Check("y", 2.0, "≤ 1", False))),
+        correction="y is 2",
+        corrected=("F3",),
+    )
+    assert finding.verdict == finding.row_verdict("F3") == "fails"
+    assert finding.row_verdict("F2") == "holds"
+    corrected = Finding((Check("x", 1.0, "≤ 1", True),), correction="y is 2", corrected=("F3",))
+    assert [corrected.row_verdict(row) for row in ("F2", "F3")] == ["holds", "holds with a correction"]
+
+
+def test_rows_of_checks_and_corrections_are_rows_of_their_lab():
+    for name in ("residual-connection", "large-embeddings"):
+        finding, rows = run_lab(name).finding, set(all_labs()[name].rows)
+        assert {row for check in finding.checks for row in check.rows} | set(finding.corrected) <= rows
+
+
+@pytest.mark.parametrize(("cores", "text"), [(1, "1 core,"), (2, "2 cores,")])
+def test_the_machine_is_named_with_its_cores(cores, text, monkeypatch):
+    monkeypatch.setattr(results, "available_cores", lambda: cores)
+    assert results.machine().startswith(text)
 
 
 def test_the_code_of_every_lab_can_be_shown():

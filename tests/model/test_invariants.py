@@ -23,7 +23,7 @@ from manyheads.parts.position import Positions
 from manyheads.spec import SLOTS, to_tree
 
 CORES, POSITIONS = choices("core"), choices("position")
-# every kind, "heads" with grouped and normalised keys: without them it is in every other decoder
+# every kind, "heads" with grouped and normalized keys: without them it is in every other decoder
 GROUPED = {"kind": "heads", "heads": 4, "kv_heads": 2, "qk_norm": "rms"}
 ATTENTIONS = [GROUPED, *(choice for choice in kinds.first_choices("attention") if choice["kind"] != "heads")]
 CLOSE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 3e-2}
@@ -542,8 +542,8 @@ def test_recurrent_and_ngram_language_models_are_causal_ignore_padding_and_decod
 
 @pytest.mark.parametrize("init", choices("init"), ids=kind_id)
 @pytest.mark.parametrize("shape", ["decoder", "pair", "recurrent", "ngram"])
-def test_every_weight_is_initialised_after_a_build_on_the_meta_device(shape, init):
-    """Uninitialised memory holds anything, so no NaN written there may be left. The same seed gives the same bits."""
+def test_every_weight_is_initialized_after_a_build_on_the_meta_device(shape, init):
+    """Uninitialized memory holds anything, so no NaN written there may be left. The same seed gives the same bits."""
     from manyheads.model.builder import build
     from manyheads.model.init import init_weights
 
@@ -705,7 +705,7 @@ def test_logits_to_keep_gives_the_logits_where_it_is_true(shape):
     equal(model(*inputs, logits_to_keep=mask), out[mask])
 
 
-def test_a_part_that_does_not_initialise_its_tensors_is_an_error():
+def test_a_part_that_does_not_initialize_its_tensors_is_an_error():
     class NoReset(torch.nn.Module):
         def __init__(self, width):
             super().__init__()

@@ -13,6 +13,7 @@ import kinds
 import pytest
 import torch
 from kinds import random_model, tokens
+from raising import raises
 
 from manyheads import Inputs, build, read_model, record
 from manyheads.model.builder import build_meta
@@ -20,6 +21,7 @@ from manyheads.parts.core import CoreSpec, DotSpec
 from manyheads.parts.feedforward import ACTIVATIONS
 from manyheads.parts.mask import Mask
 from manyheads.parts.position import Positions
+from manyheads.parts.rope import NtkScalingSpec
 from manyheads.spec import SLOTS
 
 FLOAT64 = {"dtype": torch.float64}
@@ -157,7 +159,7 @@ def test_fused_argmax_dense_and_random_cores_are_their_formulas():
 
 @formula("core", "convolution")
 @pytest.mark.parametrize("kernel", [1, 2, 3])
-def test_a_convolution_is_a_normalised_kernel_over_the_neighbours(kernel):
+def test_a_convolution_is_a_normalized_kernel_over_the_neighbours(kernel):
     core, _, _, weights = core_weights(
         CoreSpec.choose({"kind": "convolution", "kernel": kernel}), query_size=0, key_size=0
     )
@@ -431,7 +433,7 @@ def test_heads_and_pools_are_their_formulas():
 
 
 @formula("embed", "tokens", "shared", "patches", "mask-tokens")
-def test_token_embeddings_are_scaled_summed_normalised_and_projected():
+def test_token_embeddings_are_scaled_summed_normalized_and_projected():
     stack = kinds.stack(
         layers=0,
         embed={"scale": True, "type_vocab_size": 3, "norm": "layer", "size": 9},
@@ -540,7 +542,7 @@ def test_grouped_and_narrow_heads_read_their_own_part():
     close(wide.value(x)[0, 2], x[0] @ wide.value.weight[16:].T + wide.value.bias[16:])
 
 
-# --------------------------------------------------------------------------------------------------- initialisation
+# --------------------------------------------------------------------------------------------------- initialization
 
 
 @formula("init", "normal", "xavier", "fan-in")
@@ -691,7 +693,7 @@ def test_a_learned_logit_scale_starts_at_its_value():
     assert model.head.beta.item() == 0.25
 
 
-def test_initialisation_depends_on_the_role_of_a_matrix():
+def test_initialization_depends_on_the_role_of_a_matrix():
     """A transform in the head is a projection, as are narrow heads; with cross-attention a layer adds three terms."""
     stack = {"layers": 4, "width": 128, "attention": {"kind": "narrow", "heads": 2}}
 
@@ -901,3 +903,10 @@ def test_a_submask_is_a_part_of_the_mask():
     mask = Mask(8, 8, torch.device("cpu"), causal=True, window=3, prefix_B=torch.tensor([4, 1]))
     rows, columns = slice(1, 6), slice(2, 7)
     assert torch.equal(mask.submask(rows, columns).dense, mask.dense[:, :, rows, columns])
+
+
+def test_ntk_needs_four_rotated_coordinates():
+    scaling = NtkScalingSpec()
+    scaling.check(4)
+    with raises("config.incompatible"):
+        scaling.check(2)

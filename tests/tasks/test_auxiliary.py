@@ -217,7 +217,7 @@ def test_terms_are_in_the_events_the_file_and_the_progress(tmp_path):
     assert "auxiliary_losses" in command(*changed, check=2).stderr
 
 
-def minimise(run, batch, steps=40):
+def minimize(run, batch, steps=40):
     """The only term before and after some steps on it alone."""
     model, values = manyheads.build(run.model_spec).train(), []
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
@@ -233,7 +233,7 @@ def minimise(run, batch, steps=40):
 @pytest.mark.parametrize("term", [FOCUS, NEAR | {"max_cost": 1000.0}], ids=lambda term: term["kind"])
 def test_a_term_can_be_learned(term):
     run = prepare(shaped_run("causal", term))
-    first, last = minimise(run, BatchStream(run).next())
+    first, last = minimize(run, BatchStream(run).next())
     assert last < 0.5 * first
 
 
@@ -395,7 +395,7 @@ def test_accumulated_guidance_is_that_of_one_batch():
 
 def test_guided_attention_learns_its_targets():
     run = prepare(guided_run("seq2seq", "test-aligned", {"kind": "guided", "heads": [0]}, batch_tokens=100))
-    first, last = minimise(run, BatchStream(run).next(), steps=80)
+    first, last = minimize(run, BatchStream(run).next(), steps=80)
     assert first > 1.2, "uniform attention costs about ln 5"
     assert last < 0.3
 

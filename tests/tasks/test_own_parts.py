@@ -124,13 +124,13 @@ def test_an_own_task_is_trained_and_validated(tagging):
 def test_an_own_task_is_evaluated(tagging):
     report = run_json("evaluate", tagging / "run", "--parts", tagging / "tag.py")
     assert report["task"] == "tag"
-    assert report["scores"]["model"]["accuracy"] == 1
+    assert report["metrics"]["model"]["accuracy"] == 1
     assert report["better"] == {"loss": "lower", "accuracy": "higher"}
     other = tagging / "other.tsv"
     other.write_text("the cat\tDET NOUN\nthe dog\tVERB NOUN\n")
     report = run_json("evaluate", tagging / "run", "--data", other, "--parts", tagging / "tag.py")
     assert (report["rows"], report["targets"]) == (2, 4)
-    assert report["scores"]["model"]["accuracy"] == 0.75
+    assert report["metrics"]["model"]["accuracy"] == 0.75
 
 
 def test_an_own_task_predicts_one_text_and_many(tagging):
@@ -231,10 +231,10 @@ def test_an_own_metric_is_reported_by_evaluate(scored):
     common = ["evaluate", scored / "run", "--num-beams", 1, "--examples", 20, "--max-rows", 20]
     report = run_json(*common, "--parts", scored / "scores.py")
     assert report["better"]["length_error"] == "lower"
-    examples = [(len(row["generated"].split()), len(row["target"].split())) for row in report["examples"]]
+    examples = [(len(row["prediction"].split()), len(row["reference"].split())) for row in report["examples"]]
     expected = sum(abs(output - target) for output, target in examples) / 20
-    assert report["scores"]["model"]["length_error"] == pytest.approx(expected)
-    assert report["scores"]["copy"]["length_error"] == 0, "a reversed text is as long as its source"
+    assert report["metrics"]["model"]["length_error"] == pytest.approx(expected)
+    assert report["metrics"]["copy"]["length_error"] == 0, "a reversed text is as long as its source"
     assert "length_error" in run(*common, "--parts", scored / "scores.py").stdout
 
 

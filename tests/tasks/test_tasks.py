@@ -375,14 +375,14 @@ def test_masked_patches_are_not_read_and_the_loss_is_their_error():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("normalised", [False, True])
-def test_restored_images_keep_their_visible_patches_and_have_the_error_of_the_loss(normalised):
-    model, task = autoencoder(), MaeSpec(norm_pix_loss=normalised)
+@pytest.mark.parametrize("normalized", [False, True])
+def test_restored_images_keep_their_visible_patches_and_have_the_error_of_the_loss(normalized):
+    model, task = autoencoder(), MaeSpec(norm_pix_loss=normalized)
     batch = task.batch(random_images(), TOKENS, rng(1))
     masked, whole = batch.targets != IGNORE_INDEX, batch.inputs.tokens
     restored = task.restore(model, batch)
     assert torch.equal(restored[~masked], whole[~masked])
-    errors = (restored - whole)[masked].square().mean(-1) / ((whole[masked].var(-1) + 1e-6) if normalised else 1)
+    errors = (restored - whole)[masked].square().mean(-1) / ((whole[masked].var(-1) + 1e-6) if normalized else 1)
     torch.testing.assert_close(errors.sum(), task.loss(model, batch).sum)
 
 

@@ -55,10 +55,10 @@ AUTOENCODER = {
     "decoder": STACK | {"embed": "mask-tokens", "mask": {"causal": False}},
     "head": {"kind": "pixels", "pixels": 4},
 }
-COLOURS = [
-    (f"the {colour} {thing} number {i}", colour)
+COLORS = [
+    (f"the {color} {thing} number {i}", color)
     for i in range(6)
-    for colour in ("red", "green")
+    for color in ("red", "green")
     for thing in ("car", "hat", "cup")
 ]
 OPTIM = {"lr": 1e-2, "schedule": {"kind": "linear", "warmup_steps": 5}}
@@ -69,8 +69,8 @@ def runs(tmp_path_factory):
     """A folder per run, each trained for a few steps."""
     folder = tmp_path_factory.mktemp("runs")
     labels, queries = folder / "labels.tsv", folder / "queries.tsv"
-    labels.write_text("".join(f"{text}\t{label}\n" for text, label in COLOURS))
-    queries.write_text("".join(f"{text}\tthis is about {text}\n" for text, _ in COLOURS))
+    labels.write_text("".join(f"{text}\t{label}\n" for text, label in COLORS))
+    queries.write_text("".join(f"{text}\tthis is about {text}\n" for text, _ in COLORS))
     trees = {
         "causal": (BIOGRAPHIES, {"vocab": "tokenizer", "decoder": STACK}),
         "masked": (BIOGRAPHIES, ENCODER | {"head": "masked"}),
@@ -109,7 +109,7 @@ METRICS = {
     "classify": ({"accuracy", "macro_f1", "calibration_error"}, {"model", "majority", "naive Bayes"}),
     "retrieval": ({"mrr", "mrr@10", "recall@1", "recall@10"}, {"model", "BM25", "chance"}),
 }
-ALWAYS = {"schema", "path", "task", "data", "split", "rows", "better", "primary", "scores", "signatures", "notes"}
+ALWAYS = {"schema", "path", "task", "data", "split", "rows", "better", "primary", "metrics", "signatures", "notes"}
 ALWAYS |= {"examples", "seconds"}
 
 
@@ -118,12 +118,12 @@ def test_every_task_is_scored_next_to_its_baselines(kind, runs):
     report, (metrics, models) = run_json("evaluate", runs / kind, "--num-beams", 2), METRICS[kind]
     assert report.keys() >= ALWAYS
     assert (report["schema"], report["task"], report["split"]) == (1, kind, "validation")
-    assert report["scores"].keys() == models
+    assert report["metrics"].keys() == models
     assert all(
-        scores.keys() == ({"probe"} if name == "untrained" else metrics) for name, scores in report["scores"].items()
+        scores.keys() == ({"probe"} if name == "untrained" else metrics) for name, scores in report["metrics"].items()
     )
     assert report["better"].keys() == metrics >= set(report["primary"])
-    assert all(math.isfinite(value) for scores in report["scores"].values() for value in scores.values())
+    assert all(math.isfinite(value) for scores in report["metrics"].values() for value in scores.values())
     assert report["rows"] == {"seq2seq": 30, "classify": 7, "retrieval": 7, "mae": 180}.get(kind, 60)
     assert report["signatures"].keys() == ({"bleu", "chrf"} if kind == "seq2seq" else set())
 
@@ -144,10 +144,10 @@ def test_bleu_and_chrf_take_the_outputs_as_hypotheses_and_the_targets_as_referen
     path = tmp_path / "pairs.tsv"
     path.write_text("".join(f"{source}\t{target}\n" for source, target in zip(sources, targets, strict=True)))
     report = evaluate(runs / "seq2seq", data=str(path), num_beams=1, max_new_tokens=4)
-    assert report["scores"]["copy"]["bleu"] == pytest.approx(100 * math.exp(1 - 7 / 5))
+    assert report["metrics"]["copy"]["bleu"] == pytest.approx(100 * math.exp(1 - 7 / 5))
     for name, hypotheses in {"model": [row["prediction"] for row in report["outputs"]], "copy": sources}.items():
-        assert report["scores"][name]["bleu"] == sacrebleu.corpus_bleu(hypotheses, [targets]).score
-        assert report["scores"][name]["chrf"] == sacrebleu.corpus_chrf(hypotheses, [targets]).score
+        assert report["metrics"][name]["bleu"] == sacrebleu.corpus_bleu(hypotheses, [targets]).score
+        assert report["metrics"][name]["chrf"] == sacrebleu.corpus_chrf(hypotheses, [targets]).score
 
 
 def test_a_note_counts_the_targets_without_words_that_rouge_counts(runs, tmp_path):
@@ -163,7 +163,7 @@ def test_a_note_counts_the_targets_without_words_that_rouge_counts(runs, tmp_pat
 
 
 def test_a_checkpoint_without_its_run_has_the_fields_of_its_task(tmp_path):
-    """A masked autoencoder of normalised patches has another loss."""
+    """A masked autoencoder of normalized patches has another loss."""
     task = {"kind": "mae", "norm_pix_loss": True, "mask_ratio": 0.5}
     tree = {"model": AUTOENCODER, "data": {"kind": "digits"}, "task": task, "train": {"steps": 1, "eval_rows": 1}}
     train_all(tree, tmp_path / "run")
@@ -177,16 +177,16 @@ def test_the_loss_is_that_of_training(runs):
         spec = run_spec(runs / kind)
         prepared = prepare(spec.replace(train=spec.train.replace(eval_rows=rows)))
         model = manyheads.load(runs / kind).model
-        loss = evaluate(runs / kind)["scores"]["model"]["loss"]
+        loss = evaluate(runs / kind)["metrics"]["model"]["loss"]
         # masks are random, so the losses are only similar; over all tokens they are equal
         assert loss == pytest.approx(validate(model, prepared)["loss"], rel=1e-5 if kind == "causal" else 0.1)
 
 
 def test_texts_are_read_as_in_training_however_long_they_are(tmp_path):
     """A model that never saw position 9 gives anything there; sinusoids have no last position that would stop it."""
-    colour = {"a": "red", "b": "blue"}
+    color = {"a": "red", "b": "blue"}
     rows = [
-        f"{' '.join(first for _ in range(8))} {' '.join('ab'[(i + j) % 2] for j in range(40))}\t{colour[first]}\n"
+        f"{' '.join(first for _ in range(8))} {' '.join('ab'[(i + j) % 2] for j in range(40))}\t{color[first]}\n"
         for i in range(40)
         for first in "ab"
     ]
@@ -198,14 +198,14 @@ def test_texts_are_read_as_in_training_however_long_they_are(tmp_path):
     train_all(tree, tmp_path / "labels")
     assert validate(manyheads.load(tmp_path / "labels").model, prepare(read_run(tree)))["accuracy"] == 1
     report = evaluate(tmp_path / "labels")
-    assert report["scores"]["model"]["accuracy"] == 1
+    assert report["metrics"]["model"]["accuracy"] == 1
     (note,) = report["notes"]
     assert re.findall(r"\d+", note) == ["20", "20", "8"], "20 of 20 texts were truncated to 8 tokens"
     text = rows[0].split("\t")[0]
     done = run("predict", tmp_path / "labels", text)
     assert re.findall(r"\d+", done.stderr) == ["8"], "its first 8 tokens were read"
     assert done.stdout.split()[1] == "red"
-    assert run_json("predict", tmp_path / "labels", text)["truncated"] == 8
+    assert run_json("predict", tmp_path / "labels", text)["truncated_to"] == 8
     (tmp_path / "long.txt").write_text("".join(row.replace("\t", " ") for row in rows))
     assert re.findall(r"\d+", run("predict", tmp_path / "labels", "-f", tmp_path / "long.txt").stderr)[-1] == "80"
     longer = {"data": labels, "task": "classify", "train": settings | {"max_length": 30}}
@@ -229,21 +229,21 @@ def test_packed_runs_are_evaluated_in_windows_of_their_rows(tmp_path):
     report = evaluate(tmp_path / "packed")
     (note,) = report["notes"]
     assert re.findall(r"\d+", note) == ["16"], "texts were read in windows of 16 tokens"
-    by_length = {length: evaluate(tmp_path / "packed", max_length=length)["scores"]["model"] for length in (16, 400)}
-    assert report["scores"]["model"] == by_length[16] != by_length[400]
+    by_length = {length: evaluate(tmp_path / "packed", max_length=length)["metrics"]["model"] for length in (16, 400)}
+    assert report["metrics"]["model"] == by_length[16] != by_length[400]
 
 
 def test_windows_predict_every_token_once(runs):
     whole, windows = (evaluate(runs / "causal", max_length=length) for length in (None, 7))
     assert whole["tokens"] == windows["tokens"]
-    assert whole["scores"]["model"] != windows["scores"]["model"]
+    assert whole["metrics"]["model"] != windows["metrics"]["model"]
 
 
 def test_scores_do_not_depend_on_the_size_of_batches(runs, monkeypatch):
     for kind in ("causal", "classify", "retrieval"):
-        usual = evaluate(runs / kind)["scores"]["model"]
+        usual = evaluate(runs / kind)["metrics"]["model"]
         monkeypatch.setattr(batching, "BATCH_TOKENS", 64)
-        assert evaluate(runs / kind)["scores"]["model"] == pytest.approx(usual, rel=1e-5)
+        assert evaluate(runs / kind)["metrics"]["model"] == pytest.approx(usual, rel=1e-5)
         monkeypatch.undo()
 
 
@@ -261,7 +261,7 @@ def test_each_row_gets_its_own_output(runs):
     )
     report = evaluate(runs / "seq2seq", max_rows=8, examples=8, **settings)
     texts = [row["prediction"] for row in report["outputs"]]
-    assert texts == [checkpoint.generate(row["source"], decoding="gnmt-beam", **settings) for row in report["examples"]]
+    assert texts == [checkpoint.generate(row["text"], decoding="gnmt-beam", **settings) for row in report["examples"]]
     assert len(set(texts)) > 1
     assert report["generation"]["max_new_tokens"] == 5
     chosen = report["generation"]["decoding"]
@@ -286,10 +286,10 @@ def test_every_row_is_written_with_its_result(kind, runs, tmp_path):
     inputs = [tuple(row.values())[:2] for row in rows]
     assert inputs == run_spec(runs / kind).data.load().validation[:6]
     if kind == "retrieval":
-        assert np.mean([1 / row["rank"] for row in rows]) == pytest.approx(report["scores"]["model"]["mrr"])
+        assert np.mean([1 / row["rank"] for row in rows]) == pytest.approx(report["metrics"]["model"]["mrr"])
     elif kind == "classify":
         right = [row["reference"] == row["prediction"] for row in rows]
-        assert np.mean(right) == pytest.approx(report["scores"]["model"]["accuracy"])
+        assert np.mean(right) == pytest.approx(report["metrics"]["model"]["accuracy"])
     before = path.read_bytes()
     assert error_of("evaluate", runs / kind, "--output", path, check=2)["code"] == "usage.output-exists"
     assert path.read_bytes() == before
@@ -316,7 +316,7 @@ def test_classes_have_their_scores_and_a_confusion_matrix(runs):
     for row, *values in zip(report["by_class"], names, *columns, strict=True):
         assert [row[key] or 0 for key in ("precision", "recall", "f1", "rows")] == pytest.approx(values[1:])
         assert row["class"] == values[0]
-    assert np.mean([row["f1"] for row in report["by_class"]]) == pytest.approx(report["scores"]["model"]["macro_f1"])
+    assert np.mean([row["f1"] for row in report["by_class"]]) == pytest.approx(report["metrics"]["model"]["macro_f1"])
     text = run("evaluate", runs / "classify", "--split", "train").stdout
     assert all(word in text for word in ("precision", "recall", "f1", *names))
 
@@ -358,7 +358,7 @@ def test_baselines_are_fitted_on_the_training_rows_and_scored_on_the_evaluated_o
         ([text for text, _ in rows], [labels.index(label) for _, label in rows])
         for rows in (corpus.train, corpus.validation)
     )
-    scores = evaluate(runs / "classify")["scores"]
+    scores = evaluate(runs / "classify")["metrics"]
     bayes, majority = NaiveBayes(train_texts, train_labels, 2), Majority(train_labels, 2)
     assert scores["naive Bayes"] == metric.scores("classes", targets, bayes.probabilities(texts))
     assert scores["majority"] == metric.scores("classes", targets, majority.probabilities(texts))
@@ -372,7 +372,7 @@ def test_the_unigram_and_the_bigram_of_a_language_model_are_fitted_on_the_traini
     )
     size = manyheads.load(runs / "causal").spec.vocab
     unigram, bigram = Unigram((ids[1:] for ids in train), size), Bigram(train, size)
-    scores, count = evaluate(runs / "causal")["scores"], sum(len(ids) - 1 for ids in validation)
+    scores, count = evaluate(runs / "causal")["metrics"], sum(len(ids) - 1 for ids in validation)
     losses = {
         "unigram": sum(unigram.nats(ids[1:]).sum() for ids in validation) / count,
         "bigram": sum(bigram.nats(ids).sum() for ids in validation) / count,
@@ -408,7 +408,7 @@ def test_the_unigram_of_masked_tokens_is_fitted_on_texts_without_special_tokens(
     common = np.bincount(np.concatenate(ids)).argmax()
     expected = {"loss": unigram.nats(targets).mean(), "accuracy": (targets == common).mean()}
     assert spec.task.evaluate(evaluation).scores["unigram"] == pytest.approx(expected)
-    assert evaluate(runs / "masked")["scores"]["unigram"] == pytest.approx(expected)
+    assert evaluate(runs / "masked")["metrics"]["unigram"] == pytest.approx(expected)
 
 
 def test_outputs_may_be_twice_as_long_as_any_training_target_wherever_it_stands_in_the_file(runs):
@@ -435,10 +435,10 @@ def test_a_collapsed_model_is_not_first(runs):
 
 def test_another_file_of_the_same_form_is_evaluated_with_baselines_of_the_training_rows(runs, tmp_path):
     other = tmp_path / "other.tsv"
-    other.write_text("".join(f"{text}, it is\t{label}\n" for text, label in COLOURS[:10]))
+    other.write_text("".join(f"{text}, it is\t{label}\n" for text, label in COLORS[:10]))
     report = evaluate(runs / "classify", data=str(other))
     assert (report["rows"], report["split"]) == (10, "file")
-    assert report["scores"]["naive Bayes"]["accuracy"] == 1  # fitted on the run's training rows
+    assert report["metrics"]["naive Bayes"]["accuracy"] == 1  # fitted on the run's training rows
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("a b\tb a\nc d e\te d c\n")
     report = evaluate(runs / "seq2seq", data=str(pairs), num_beams=1)
@@ -447,22 +447,22 @@ def test_another_file_of_the_same_form_is_evaluated_with_baselines_of_the_traini
 
 def test_the_columns_of_another_file_are_found_as_new_finds_them(runs, tmp_path):
     """Whatever the names in the training file are; `-s data.columns` names them."""
-    rows = [(f"{text}, it is", label) for text, label in COLOURS[:10]]
+    rows = [(f"{text}, it is", label) for text, label in COLORS[:10]]
     (tmp_path / "a.csv").write_text("".join(f'{i};{label};"{text}"\n' for i, (text, label) in enumerate(rows)))
-    (tmp_path / "b.csv").write_text("Nr;Colour;What was said\n" + (tmp_path / "a.csv").read_text())
+    (tmp_path / "b.csv").write_text("Nr;Color;What was said\n" + (tmp_path / "a.csv").read_text())
     (tmp_path / "c.jsonl").write_text(
-        "".join(json.dumps({"said": text, "colour": label}) + "\n" for text, label in rows)
+        "".join(json.dumps({"said": text, "color": label}) + "\n" for text, label in rows)
     )
     expected = evaluate(runs / "classify", data=str(tmp_path / "c.jsonl"))
-    assert (expected["rows"], "columns 'said', 'colour'" in expected["data"]) == (10, True)
+    assert (expected["rows"], "columns 'said', 'color'" in expected["data"]) == (10, True)
     report = evaluate(runs / "classify", data=str(tmp_path / "b.csv"))
-    assert report["scores"] == expected["scores"]
-    for name in ("semicolon-separated", "columns 'What was said', 'Colour'"):
+    assert report["metrics"] == expected["metrics"]
+    for name in ("semicolon-separated", "columns 'What was said', 'Color'"):
         assert name in report["data"]
     report = evaluate(runs / "classify", data=str(tmp_path / "a.csv"), overrides=["data.columns=[2, 1]"])
-    assert report["scores"] == expected["scores"]
+    assert report["metrics"] == expected["metrics"]
     with raises("data.columns", "b.csv", "'said'"):
-        evaluate(runs / "classify", data=str(tmp_path / "b.csv"), overrides=['data.columns=["said", "colour"]'])
+        evaluate(runs / "classify", data=str(tmp_path / "b.csv"), overrides=['data.columns=["said", "color"]'])
 
 
 @pytest.mark.parametrize("columns", [[2, 1], ["de", "en"], ["de", 1], None])
@@ -508,7 +508,7 @@ def test_a_checkpoint_without_its_run_is_evaluated_for_the_task_it_was_trained_f
         latest = runs / kind / "checkpoints" / (runs / kind / "checkpoints" / "latest").read_text()
         report = evaluate(latest, data=str(tmp_path / "a.txt"))
         assert report["task"] == kind
-        assert math.isfinite(report["scores"]["model"]["loss"])
+        assert math.isfinite(report["metrics"]["model"]["loss"])
 
 
 def test_any_checkpoint_can_be_evaluated(runs, tmp_path):
@@ -524,18 +524,18 @@ def test_any_checkpoint_can_be_evaluated(runs, tmp_path):
     data = ["--data", tmp_path / "queries.jsonl"]
     report = run_json("evaluate", runs / "masked", "--task", "retrieval", *data, *overrides)
     assert (report["task"], report["rows"], report["documents"]) == ("retrieval", 8, 30)
-    assert report["scores"]["model"]["mrr"] == 1  # a document that equals the query has its vector
-    assert report["scores"]["BM25"]["recall@10"] == 1
+    assert report["metrics"]["model"]["mrr"] == 1  # a document that equals the query has its vector
+    assert report["metrics"]["BM25"]["recall@10"] == 1
     text = tmp_path / "book.txt"
     text.write_text("Somebody was born in the year 1850.\n\nSomebody was a smith.\n")
     folder = next((runs / "causal" / "checkpoints").glob("step-*"))  # only a model, without its run
     report = run_json("evaluate", folder, "--data", text)
-    assert (report["task"], report["rows"], list(report["scores"])) == ("causal", 2, ["model"])
+    assert (report["task"], report["rows"], list(report["metrics"])) == ("causal", 2, ["model"])
     assert any("data.path" in note for note in report["notes"])
     train = tmp_path / "train.txt"
     train.write_text("Somebody was born in the year 1851.\n")
     report = run_json("evaluate", folder, "--data", text, "-s", f"data.path={train}")
-    assert (report["rows"], report["scores"].keys() > {"model"}) == (2, True)
+    assert (report["rows"], report["metrics"].keys() > {"model"}) == (2, True)
     assert not any("data.path" in note for note in report["notes"])
 
 
@@ -644,9 +644,9 @@ def test_images_have_classes_too(tmp_path):
     train_all({"model": model, "data": "digits", "task": "classify", "train": settings}, tmp_path / "run")
     report = evaluate(tmp_path / "run", max_rows=20, examples=3)
     classes = [row["prediction"] for row in report["outputs"]]
-    assert report["scores"].keys() == {"model", "majority"}  # an image has no words
+    assert report["metrics"].keys() == {"model", "majority"}  # an image has no words
     assert len(classes) == report["rows"] == 20
-    assert report["scores"]["model"].keys() == METRICS["classify"][0]
+    assert report["metrics"]["model"].keys() == METRICS["classify"][0]
 
 
 def untrained_probe(folder):
@@ -677,11 +677,11 @@ def test_restored_images_are_scored_next_to_the_mean_image_and_probes(tmp_path):
     assert report["better"] == {"loss": "lower", "probe": "higher"}
     mean = np.mean([image for image, _ in digit_rows("train")], axis=0)
     error = np.mean([(image - mean) ** 2 for image, _ in digit_rows("test")])
-    assert report["scores"]["pixels"]["loss"] == pytest.approx(error, rel=1e-5)
-    assert 0.85 < report["scores"]["pixels"]["probe"] < 1
+    assert report["metrics"]["pixels"]["loss"] == pytest.approx(error, rel=1e-5)
+    assert 0.85 < report["metrics"]["pixels"]["probe"] < 1
     untrained = untrained_probe(tmp_path / "run")
-    assert report["scores"]["untrained"] == {"probe": untrained}
-    assert report["scores"]["model"]["probe"] != untrained
+    assert report["metrics"]["untrained"] == {"probe": untrained}
+    assert report["metrics"]["model"]["probe"] != untrained
 
 
 def test_examples_of_images_are_the_visible_patches_the_restored_image_and_the_target(runs, tmp_path):

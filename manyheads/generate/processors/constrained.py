@@ -90,6 +90,6 @@ def check_size(name: str, text: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise GenerationConfigError(f"{name} has half of a character, which is not valid Unicode") from None
+        raise GenerationConfigError(f"{name} has an unpaired surrogate, which is not valid Unicode") from None
     if size > MAX_BYTES:
         raise GenerationConfigError(f"{name} has {size:,} bytes, expected at most {MAX_BYTES:,}")

@@ -236,7 +236,7 @@ class RenormalizeSpec(LogitsProcessorSpec, kind="renormalize"):
 
     order: ClassVar[int] = 200
 
-    renormalize_logits: bool = field(False, "whether to renormalise")
+    renormalize_logits: bool = field(False, "whether to renormalize")
 
     def apply(self, logits_BV: Tensor, context: LogitsProcessorContext) -> Tensor:
         if not self.renormalize_logits:

@@ -277,7 +277,7 @@ def bias_as_factor(
     strength: Annotated[float, "standard deviation of the biases"] = 1.0,
     normalized: Annotated[bool, "whether the products are divided by their sum"] = True,
 ) -> Finding:
-    """A bias that is added to a score multiplies the weight by e^π, before the normalisation.
+    """A bias that is added to a score multiplies the weight by e^π, before the normalization.
 
     exp(q·k + π) = exp(q·k) exp(π), so a learned bias for each offset is a factor that says how much near and far tokens
     count. It is a factor of the weights before they are divided by their sum. Without that sum, as the document prints

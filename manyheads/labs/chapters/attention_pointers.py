@@ -151,6 +151,7 @@ def receptive_field_of_pointers(
         (tree_map(2, 3), Table("Measured receptive field", ("heads k", "layers n", "(k + 1)ⁿ", "measured"), rows)),
         correction="(k + 1)ⁿ is the largest size, not the size: pointers that meet give fewer tokens, and a causal "
         "mask allows t + 1.",
+        corrected=("A15",),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.labs.chapters.attention_matrices import attention_context
 from manyheads.labs.figures import Heatmap, Lines, Table, heatmap
-from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
+from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, judging, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
 from manyheads.model.builder import build
@@ -122,14 +122,15 @@ def residual_connection(
         summed = output(x, with_it, detached=False) - output(x, without, detached=False)
     return Finding(
         (
-            at_most(
-                "difference between the output with a residual and x + f(x)", float((summed - x).abs().max()), 1e-6
+            *judging("F2", at_most("difference between the output with a residual and x + f(x)",
+                                   float((summed - x).abs().max()), 1e-6)),
+            *judging(
+                "F3",
+                at_least("no residual: largest gradient of a token to itself (stated: 0)", float(stated.diag().max()),
+                         1e-6),
+                equals("no residual, query held constant: the same", float(lost.diag().max()), 0.0),
+                at_least("residual, query held constant: smallest gradient", float(kept.diag().min()), 0.5),
             ),
-            at_least(
-                "no residual: largest gradient of a token to itself (stated: 0)", float(stated.diag().max()), 1e-6
-            ),
-            equals("no residual, query held constant: the same", float(lost.diag().max()), 0.0),
-            at_least("residual, query held constant: smallest gradient", float(kept.diag().min()), 0.5),
         ),
         (
             change_map("Gradient of output i to input j, no residual", stated.detach()),
@@ -139,7 +140,8 @@ def residual_connection(
         correction="Without a residual connection the gradient of a token to itself is small, not 0: the token is not "
         "among the values, but it still forms the query, which chooses among the others. It is 0 if the query is held "
         "constant.",
-    )
+        corrected=("F3",),
+    )  # fmt: skip
 
 
 @lab("block", rows=("F4",), counterexample={"normalize": False}, try_next=("--factor 10000", "--width 4"))
@@ -210,9 +212,12 @@ def large_embeddings(
     }
     return Finding(
         (
-            at_most("largest |σ(a − b) − softmax(a, b)₁|", float(sigmoid.abs().max()), 1e-12),
-            at_most("largest difference from σ(1 − σ) · gradient of z, relative to the gradient of z",
-                    float(((saturated.probability - formula).abs() / saturated.logit).max()), 1e-6),
+            *judging(
+                "P4",
+                at_most("largest |σ(a − b) − softmax(a, b)₁|", float(sigmoid.abs().max()), 1e-12),
+                at_most("largest difference from σ(1 − σ) · gradient of z, relative to the gradient of z",
+                        float(((saturated.probability - formula).abs() / saturated.logit).max()), 1e-6),
+            ),
             at_most(f"no LayerNorm: gradient with embeddings × {factor:g}, relative", ratio(plain, factor), 1e-3),
             near("LayerNorm: the same, as a power of ten", math.log10(ratio(normed, factor)), 0.0, 1.0),
             at_least("no LayerNorm, cross-entropy of wrong predictions: the same",
@@ -224,6 +229,7 @@ def large_embeddings(
         correction="This is the gradient of a probability, for most inputs: the few with z near 0 have a larger "
         "one than before. A classifier is trained with cross-entropy, whose gradient p − y does not vanish where the "
         "prediction is wrong, however large the logits are.",
+        corrected=("F5",),
     )  # fmt: skip
 
 
@@ -289,7 +295,7 @@ def deep_gradients(
             reported("LayerNorm, no residual: log₁₀ of first / last", norm),
         ),
         (Lines("Gradient of the weights of each layer", "layer", "norm of the gradient", curves, log_y=True),),
-        note="The weights have the initialisation of Glorot and Bengio (xavier).",
+        note="The weights have the initialization of Glorot and Bengio (xavier).",
     )
 
 

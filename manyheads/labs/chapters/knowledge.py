@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyheads.labs.chapters.attention import orthonormal
 from manyheads.labs.chapters.attention_matrices import lecture_vectors
 from manyheads.labs.figures import Bars, Table
-from manyheads.labs.finding import Finding, at_least, at_most, is_true, near, reported
+from manyheads.labs.finding import Finding, at_least, at_most, is_true, judging, near, reported
 from manyheads.labs.fitting import fit
 from manyheads.labs.knowledge.experiment import (
     FULL,
@@ -74,12 +74,23 @@ def birth_places(
     return Finding(
         (
             reported("majority baseline", majority),
-            at_most("not pretrained: accuracy", means["not pretrained"], 0.1),
-            is_true("not pretrained: not above the baseline", sum(none) <= sum(common) or mcnemar(none, common) > 0.01),
-            at_least("pretrained: accuracy", means["pretrained"], 0.1),
-            at_most("exact McNemar p, pretrained against not", mcnemar(dot, none), 0.01),
-            *(at_least("Synthesizer above not pretrained by", accuracy(o) - accuracy(none), 0) for o in others),
-            *(at_most("exact McNemar p, Synthesizer against not pretrained", mcnemar(o, none), 0.01) for o in others),
+            *judging(
+                "I2",
+                at_most("not pretrained: accuracy", means["not pretrained"], 0.1),
+                is_true("not pretrained: not above the baseline",
+                        sum(none) <= sum(common) or mcnemar(none, common) > 0.01),
+            ),
+            *judging(
+                "I3",
+                at_least("pretrained: accuracy", means["pretrained"], 0.1),
+                at_most("exact McNemar p, pretrained against not", mcnemar(dot, none), 0.01),
+            ),
+            *judging(
+                "I4",
+                *(at_least("Synthesizer above not pretrained by", accuracy(o) - accuracy(none), 0) for o in others),
+                *(at_most("exact McNemar p, Synthesizer against not pretrained", mcnemar(o, none), 0.01)
+                  for o in others),
+            ),
             *(reported("Synthesizer below the other by", accuracy(dot) - accuracy(o)) for o in others),
             *(reported("exact McNemar p, Synthesizer against the other", mcnemar(o, dot)) for o in others),
             *(reported(f"{name}: standard deviation", value) for name, value in deviations.items()),
@@ -90,6 +101,7 @@ def birth_places(
             Table("Accuracy by seed", columns, rows),
         ),
         correction=SYNTHESIZER_CORRECTION if synthesizer else "",
+        corrected=("I4",),
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def masked_tokens_differ(
 ) -> Finding:
     """A masked token keeps its position, so the model knows which one it has to restore.
 
-    Masked language modelling replaces some tokens by <mask>, and the model predicts what they were. All of them are the
+    Masked language modeling replaces some tokens by <mask>, and the model predicts what they were. All of them are the
     same token now. What distinguishes them is the position, which is not masked: the outputs at two masks differ.
     """
     outputs, names = masked_outputs(position, seed, keep_position=keep_position)

@@ -102,7 +102,7 @@ def sinusoid_repeats(
      try_next=("--table learned", "--width 16 --length 100"))  # fmt: skip
 def gram_matrix(
     *,
-    table: Annotated[str, "sinusoidal, or learned as it is initialised"] = "sinusoidal",
+    table: Annotated[str, "sinusoidal, or learned as it is initialized"] = "sinusoidal",
     width: Annotated[int, "coordinates of a position vector"] = 64,
     length: Annotated[int, "positions"] = 300,
 ) -> Finding:
@@ -224,7 +224,7 @@ INITS = (("normal", 0.02), ("xavier", None), ("fan-in", 1.0))  # σ of the table
 
 
 def cross_term_ratio(width: int, init: str, scale: bool, seed: int) -> float:
-    """mean |w·p| over mean p·p of neighbours, for the token table of a model as the package initialises it."""
+    """mean |w·p| over mean p·p of neighbours, for the token table of a model as the package initializes it."""
     embed = {"kind": "tokens", "scale": scale}
     stack = {"layers": 0, "width": width, "embed": embed, "position": "none", "norm": "none"}
     model = build(read_model({"vocab": 400, "encoder": stack, "head": "none", "init": init}), seed=seed)
@@ -247,7 +247,7 @@ def cross_terms_by_width(
     widest: Annotated[int, "largest width, 16 times the smallest"] = 512,
     seed: int = 0,
 ) -> Finding:
-    """At initialisation, the cross terms of added positions are small beside the term of near positions.
+    """At initialization, the cross terms of added positions are small beside the term of near positions.
 
     A word is a random vector at first. Random vectors in many dimensions are almost orthogonal to everything: w·p is
     of the size σ√(d/2), for a table N(0, σ²), while p·p of neighbours is about d/2. Their ratio is σ√(2/d), up to a

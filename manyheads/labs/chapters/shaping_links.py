@@ -46,7 +46,7 @@ class Reader:
         self.before, self.after = Checkpoint(copy.deepcopy(model), tokenizer), Checkpoint(model, tokenizer)
 
     def fit(self, steps: int, auxiliary_losses: Sequence[AuxiliaryLossSpec], progress: OnProgress) -> list[float]:
-        """Trains by masked language modelling, with auxiliary losses."""
+        """Trains by masked language modeling, with auxiliary losses."""
         task = MaskedSpec(mlm_probability=0.25)
         columns: dict[str, list[Any]] = {
             "text": [paragraph.text for paragraph in self.train],

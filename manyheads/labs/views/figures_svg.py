@@ -11,7 +11,7 @@ from manyheads.inspect.svg import number, text
 from manyheads.labs.figures import Bars, Drawing, Figure, Heatmap, Lines, Point
 from manyheads.labs.views.axes import Axis, format_number, is_shown, make_axis
 from manyheads.labs.views.heatmap_svg import heatmap_svg
-from manyheads.labs.views.svg_frame import COLOURS, LINE, WIDTH, Key, dashes, frame, label, legend, marker, title_lines
+from manyheads.labs.views.svg_frame import COLORS, LINE, WIDTH, Key, dashes, frame, label, legend, marker, title_lines
 
 HEIGHT = 250.0  # of the plot of curves
 RIGHT = 18.0  # margin
@@ -120,7 +120,7 @@ class Plot:
             for i, (a, b) in enumerate(shown)
             if (i + series * (step // 3)) % step == 0
         ]
-        return f'<path class="mh-curve mh-line-{series % len(COLOURS)}" d="{path}"/>\n' + "".join(marks)
+        return f'<path class="mh-curve mh-line-{series % len(COLORS)}" d="{path}"/>\n' + "".join(marks)
 
 
 def x_labels(x: Axis, left: float, right: float, bottom: float) -> list[str]:

@@ -106,7 +106,7 @@ def article(outcome: Outcome) -> str:
 
 
 def badge(verdict: str | None) -> str:
-    """The verdict in words with a sign, so that it does not depend on its colour."""
+    """The verdict in words with a sign, so that it does not depend on its color."""
     kind = {"holds": "holds", "tested": "holds", "holds with a correction": "corrected", "fails": "fails",
             "error": "fails"}.get(verdict or "", "open")  # fmt: skip
     return f'<span class="badge {kind}">{explain.MARKS[verdict]} {verdict or "not run"}</span>'

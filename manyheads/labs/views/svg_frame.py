@@ -10,8 +10,8 @@ from manyheads.inspect.svg import number, text
 
 WIDTH = 640.0
 LINE = 16.0  # height of a line of text
-# the colour of each series, light and dark; each also has a marker of its own
-COLOURS = (
+# the color of each series, light and dark; each also has a marker of its own
+COLORS = (
     ("#1f6fc4", "#6fb1ff"), ("#c4500c", "#ff9d5c"), ("#1b7f4d", "#5ed39a"), ("#8a3fa8", "#cf9bf0"),
     ("#96700f", "#e3bd5a"), ("#0f7f8c", "#5ecfdc"), ("#b8285f", "#ff86b0"), ("#5c5c5c", "#bdbdbd"),
 )  # fmt: skip
@@ -29,7 +29,7 @@ def style() -> str:
     def series(dark: int) -> str:
         return "".join(
             f".mh-figure .mh-line-{i} {{ stroke: {pair[dark]} }}\n.mh-figure .mh-fill-{i} {{ fill: {pair[dark]} }}\n"
-            for i, pair in enumerate(COLOURS)
+            for i, pair in enumerate(COLORS)
         )
 
     return f"""
@@ -107,7 +107,7 @@ class Key:
         if self.is_level:
             mark = f'<path class="mh-level" d="{line}" stroke-dasharray="{dashes(self.series)}"/>'
         else:
-            mark = f'<path class="mh-curve mh-line-{self.series % len(COLOURS)}" d="{line}"/>'
+            mark = f'<path class="mh-curve mh-line-{self.series % len(COLORS)}" d="{line}"/>'
             mark += marker(self.series, x + 12, y - 4)
         return mark + label(x + 30, y, self.name)
 
@@ -120,7 +120,7 @@ def marker(series: int, x: float, y: float, tooltip: str = "") -> str:
     title = f"<title>{text(tooltip)}</title>" if tooltip else ""
     place = f'transform="translate({number(x)} {number(y)})"'
     shape = SHAPES[series % len(SHAPES)]
-    return f'<path class="mh-mark mh-fill-{series % len(COLOURS)}" {place} d="{shape}">{title}</path>'
+    return f'<path class="mh-mark mh-fill-{series % len(COLORS)}" {place} d="{shape}">{title}</path>'
 
 
 def legend(keys: Sequence[Key], top: float) -> tuple[str, float]:

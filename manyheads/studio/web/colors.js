@@ -1,4 +1,4 @@
-// Colours of weights, from the style sheet: none is the paper, 1 the accent. A difference is blue above 0, warm below.
+// Colors of weights, from the style sheet: none is the paper, 1 the accent. A difference is blue above 0, warm below.
 
 let palette = null;
 
@@ -11,20 +11,20 @@ export function theme() {
 
 const rgb = (text) => text.split(",").map(Number);
 
-// 256 colours from the paper to a colour; the eye sees small weights because the scale is the square root
+// 256 colors from the paper to a color; the eye sees small weights because the scale is the square root
 function ramp(from, middle, to) {
-  const colours = new Uint8Array(256 * 3);
+  const colors = new Uint8Array(256 * 3);
   for (let i = 0; i < 256; i++) {
     const t = i / 255;
     for (let k = 0; k < 3; k++) {
       const [a, b, u] = t < 0.5 ? [from[k], middle[k], t * 2] : [middle[k], to[k], t * 2 - 1];
-      colours[3 * i + k] = Math.round(a + (b - a) * u);
+      colors[3 * i + k] = Math.round(a + (b - a) * u);
     }
   }
-  return colours;
+  return colors;
 }
 
-export function colours() {
+export function colors() {
   if (palette) return palette;
   const { paperRgb, full, warmRgb } = theme();
   const dark = paperRgb[0] < 128;
@@ -37,7 +37,7 @@ export function colours() {
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { palette = null; });
 
-// draws in the light colours, whatever the screen has
+// draws in the light colors, whatever the screen has
 export function inLight(draw) {
   const { classList } = document.documentElement;
   classList.add("light");
@@ -47,9 +47,9 @@ export function inLight(draw) {
   palette = null;
 }
 
-// the colour of a weight from 0 to 1, or of a difference from −1 to 1, written to 4 bytes
+// the color of a weight from 0 to 1, or of a difference from −1 to 1, written to 4 bytes
 export function paint(bytes, offset, value) {
-  const table = value < 0 ? colours().warm : colours().weight;
+  const table = value < 0 ? colors().warm : colors().weight;
   const index = 3 * Math.min(255, Math.round(255 * Math.sqrt(Math.min(1, Math.abs(value)))));
   bytes[offset] = table[index];
   bytes[offset + 1] = table[index + 1];

@@ -31,7 +31,7 @@ export function savePng(view, title, name) {
   const { width, height } = view.surface;
   const [picture, page] = [sharpCanvas(width, height), sharpCanvas(width, height + TITLE)];
   inLight(() => {
-    view.source.images.clear(); // painted in the colours of the screen
+    view.source.images.clear(); // painted in the colors of the screen
     view.draw(picture);
     page.fillStyle = theme().paper;
     page.fillRect(0, 0, width, height + TITLE);

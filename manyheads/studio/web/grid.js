@@ -1,7 +1,7 @@
 // All heads at once: a row per layer, a column per head, with badges and the effect of switching each one off.
 
 import { number, position, Surface } from "./canvas.js";
-import { colours, paint, theme } from "./colors.js";
+import { colors, paint, theme } from "./colors.js";
 import { element } from "./dom.js";
 
 const [LEFT, TOP, BAR] = [30, 18, 5];
@@ -143,7 +143,7 @@ export class Grid {
 
   setThumbnails(info, bytes) {
     const [height, width] = info.thumbnail;
-    const table = colours().weight;
+    const table = colors().weight;
     for (let head = 0; head < info.heads; head++) {
       const part = bytes.subarray(head * width * height, (head + 1) * width * height);
       this.images.set(`${info.name}/${head}`, thumbnail(width, height, (data, i) => {
@@ -180,12 +180,12 @@ export class Grid {
   }
 
   draw(context, panel) {
-    const colour = theme();
+    const color = theme();
     context.clearRect(0, 0, panel.surface.width, panel.surface.height);
     const largest = Math.max(...this.heads().map(({ info, head }) => this.barOf(this.value(info, head)) ?? 0), 1e-9);
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
-    context.fillStyle = colour.soft;
+    context.fillStyle = color.soft;
     const size = this.cell;
     if (this.sort === "layer") {
       context.textAlign = "center";
@@ -195,28 +195,28 @@ export class Grid {
     }
     for (const item of panel.heads) {
       const [x, y] = [LEFT + item.column * (size + this.gap), TOP + item.row * (size + this.gap + BAR)];
-      this.drawHead(context, item, x, y, size, largest, colour);
+      this.drawHead(context, item, x, y, size, largest, color);
     }
   }
 
-  drawHead(context, item, x, y, size, largest, colour) {
+  drawHead(context, item, x, y, size, largest, color) {
     const key = `${item.info.name}/${item.head}`;
     const image = (this.showsDifferences ? this.differences : this.images).get(key);
     const value = this.value(item.info, item.head);
     const bar = this.barOf(value);
     context.imageSmoothingEnabled = image ? image.width > size : false;
-    context.fillStyle = colour.raised;
+    context.fillStyle = color.raised;
     context.fillRect(x, y, size, size);
     if (this.off.has(`${item.info.name}:${item.head}`)) context.globalAlpha = 0.25;
     if (image) context.drawImage(image, x, y, size, size);
     context.globalAlpha = 1;
-    context.strokeStyle = this.isChosen(item) ? colour.warm : colour.line;
+    context.strokeStyle = this.isChosen(item) ? color.warm : color.line;
     context.lineWidth = this.isChosen(item) ? 2.5 : 1;
     context.strokeRect(x + 0.5, y + 0.5, size - 1, size - 1);
     if (bar !== undefined) {
-      context.fillStyle = colour.line;
+      context.fillStyle = color.line;
       context.fillRect(x, y + size + 2, size, 3);
-      context.fillStyle = colour.warm;
+      context.fillStyle = color.warm;
       context.fillRect(x, y + size + 2, Math.max(1, size * Math.sqrt(bar / largest)), 3);
     }
     const letters = (value.badges ?? []).map((name) => this.patterns[name].letter);
@@ -225,9 +225,9 @@ export class Grid {
       context.textAlign = "center";
       letters.forEach((letter, i) => {
         const left = x + size - 11 * (i + 1) - 1;
-        context.fillStyle = colour.warm;
+        context.fillStyle = color.warm;
         context.fillRect(left, y + 1, 10, 11);
-        context.fillStyle = colour.paper;
+        context.fillStyle = color.paper;
         context.fillText(letter, left + 5, y + 7);
       });
     }
@@ -235,15 +235,15 @@ export class Grid {
       context.font = "9px system-ui, sans-serif";
       context.textAlign = "left";
       const text = `${item.info.kind === "self" ? item.info.stack[0] : item.info.kind[0]}${item.info.layer}.${item.head}`;
-      context.fillStyle = colour.paper;
+      context.fillStyle = color.paper;
       context.fillRect(x + 1, y + size - 11, 5 * text.length + 4, 10);
-      context.fillStyle = colour.soft;
+      context.fillStyle = color.soft;
       context.fillText(text, x + 3, y + size - 6);
     }
   }
 }
 
-// a small picture; write(data, i) sets the colour of its pixel i
+// a small picture; write(data, i) sets the color of its pixel i
 function thumbnail(width, height, write) {
   const canvas = document.createElement("canvas");
   [canvas.width, canvas.height] = [width, height];

@@ -107,13 +107,13 @@ export class LinesView {
 
   draw(context) {
     const { width, height } = this.surface;
-    const colours = theme();
+    const colors = theme();
     context.clearRect(0, 0, width, height);
     if (!this.source) return;
     const at = (index) => TOP + (index + 0.5) * STEP - this.y;
     const [left, right] = [this.side + 8, width - this.side - 8];
     this.each((row, column, value) => {
-      context.strokeStyle = value < 0 ? colours.warm : colours.accent;
+      context.strokeStyle = value < 0 ? colors.warm : colors.accent;
       context.globalAlpha = Math.min(1, 0.08 + 0.92 * Math.abs(value));
       context.lineWidth = 0.6 + 3.4 * Math.abs(value);
       context.beginPath();
@@ -128,7 +128,7 @@ export class LinesView {
       const y = at(index);
       if (y < -STEP || y > height + STEP) return;
       context.font = isChosen ? "600 13px system-ui, sans-serif" : "13px system-ui, sans-serif";
-      context.fillStyle = isChosen ? colours.warm : group.special ? colours.soft : colours.ink;
+      context.fillStyle = isChosen ? colors.warm : group.special ? colors.soft : colors.ink;
       context.textAlign = side === "left" ? "right" : "left";
       context.fillText(label(group.label, 20), side === "left" ? this.side : width - this.side, y);
     };

@@ -127,7 +127,7 @@ export class HeadPanel {
     for (const view of this.visible) if (view.surface.width !== width || view.surface.height !== height) view.resize(width, height);
   }
 
-  // in the colours of another scheme
+  // in the colors of another scheme
   repaint() {
     for (const view of this.all) {
       view.source?.images.clear();

@@ -123,13 +123,13 @@ export class HeadsPanel {
   showLegend() {
     if (this.grid.showsDifferences) {
       const missing = this.incomparable ? ` ${this.incomparable} attentions have other tokens or heads there, so they are not compared.` : "";
-      this.legend.textContent = "Colour: √ of the largest change of each pixel, blue for more weight here, orange for more in the run that is compared. "
+      this.legend.textContent = "Color: √ of the largest change of each pixel, blue for more weight here, orange for more in the run that is compared. "
         + `Bar: the share of a row's weight that moved.${missing}`;
       return;
     }
     const present = new Set(this.grid.heads().flatMap(({ info, head }) => this.grid.value(info, head).badges ?? []));
     const names = [...present].map((name) => this.look.info.patterns[name]).map(({ letter, meaning, threshold }) => `${letter} ${meaning} (mean weight ≥ ${threshold})`);
-    this.legend.textContent = `Colour: √weight, the largest of each pixel. Orange bar: how much the output changes without the head${this.longest()}. ${names.join(" · ")}`;
+    this.legend.textContent = `Color: √weight, the largest of each pixel. Orange bar: how much the output changes without the head${this.longest()}. ${names.join(" · ")}`;
   }
 
   // the scale of the bars, which are relative

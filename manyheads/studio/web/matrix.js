@@ -199,7 +199,7 @@ export class MatrixView {
 
   draw(context) {
     const { width, height } = this.surface;
-    const colours = theme();
+    const colors = theme();
     context.clearRect(0, 0, width, height);
     if (!this.source || !this.scale) return;
     this.canvas.dataset.cells = `${this.left} ${this.top} ${this.scale}`; // where they are, for tests of the page
@@ -208,10 +208,10 @@ export class MatrixView {
     context.rect(this.left, this.top, width - this.left, height - this.top);
     context.clip();
     this.drawCells(context);
-    this.drawLines(context, colours);
-    this.drawCursor(context, colours);
+    this.drawLines(context, colors);
+    this.drawCursor(context, colors);
     context.restore();
-    this.drawLabels(context, colours);
+    this.drawLabels(context, colors);
   }
 
   drawCells(context) {
@@ -271,11 +271,11 @@ export class MatrixView {
     }
   }
 
-  drawLines(context, colours) {
+  drawLines(context, colors) {
     const { width, height } = this.surface;
     const [right, bottom] = [this.left + (this.source.columns - this.x) * this.scale, this.top + (this.source.rows - this.y) * this.scale];
     if (this.scale >= 7) {
-      context.strokeStyle = colours.line;
+      context.strokeStyle = colors.line;
       context.lineWidth = 0.5;
       context.beginPath();
       for (let c = Math.ceil(this.x); c <= this.source.columns; c++) {
@@ -290,13 +290,13 @@ export class MatrixView {
       }
       context.stroke();
     }
-    context.strokeStyle = colours.line;
+    context.strokeStyle = colors.line;
     context.lineWidth = 1;
     const [x, y] = [this.left + 0.5 - this.x * this.scale, this.top + 0.5 - this.y * this.scale];
     context.strokeRect(x, y, this.source.columns * this.scale, this.source.rows * this.scale);
   }
 
-  drawCursor(context, colours) {
+  drawCursor(context, colors) {
     const { width, height } = this.surface;
     const [right, bottom] = [this.left + (this.source.columns - this.x) * this.scale, this.top + (this.source.rows - this.y) * this.scale];
     const cell = this.locked ?? this.cursor;
@@ -305,7 +305,7 @@ export class MatrixView {
     const [x, y] = [this.left + (cell.column - this.x) * this.scale, this.top + (cell.row - this.y) * this.scale];
     if (this.isolate) {
       context.globalAlpha = 0.86;
-      context.fillStyle = colours.paper;
+      context.fillStyle = colors.paper;
       if (this.isolate === "row") {
         context.fillRect(this.left, this.top, width, y - this.top);
         context.fillRect(this.left, y + size, width, height);
@@ -315,7 +315,7 @@ export class MatrixView {
       }
       context.globalAlpha = 1;
     }
-    context.strokeStyle = colours.warm;
+    context.strokeStyle = colors.warm;
     context.globalAlpha = 0.6;
     context.strokeRect(this.left - 1, y, right - this.left + 2, size);
     context.strokeRect(x, this.top - 1, size, bottom - this.top + 2);
@@ -326,7 +326,7 @@ export class MatrixView {
     context.setLineDash([]);
   }
 
-  drawLabels(context, colours) {
+  drawLabels(context, colors) {
     const { width, height } = this.surface;
     const cell = this.locked ?? this.cursor;
     const every = Math.max(1, Math.ceil(14 / this.scale));
@@ -334,7 +334,7 @@ export class MatrixView {
     context.textBaseline = "middle";
     context.textAlign = "right";
     const write = (group, chosen) => {
-      context.fillStyle = chosen ? colours.warm : group.special ? colours.soft : colours.ink;
+      context.fillStyle = chosen ? colors.warm : group.special ? colors.soft : colors.ink;
       context.font = chosen ? `600 ${FONT}` : FONT;
       return label(group.label);
     };

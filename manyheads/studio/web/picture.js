@@ -51,34 +51,34 @@ export class PictureView {
 
   draw(context) {
     const { width } = this.surface;
-    const [step, colours] = [width / this.across, theme()];
+    const [step, colors] = [width / this.across, theme()];
     context.imageSmoothingEnabled = false;
     context.drawImage(this.bitmap, 0, 0, width, width);
     const box = (patch) => [(patch % this.across) * step, Math.floor(patch / this.across) * step, step, step];
     if (this.chosen) {
-      context.fillStyle = colours.accent;
+      context.fillStyle = colors.accent;
       this.chosen.weights.forEach((weight, patch) => {
         context.globalAlpha = this.chosen.largest ? (0.7 * Math.abs(weight)) / this.chosen.largest : 0;
         context.fillRect(...box(patch));
       });
     }
     context.globalAlpha = 0.35;
-    context.strokeStyle = colours.soft;
+    context.strokeStyle = colors.soft;
     context.lineWidth = 1;
     for (let patch = 0; patch < this.across ** 2; patch++) context.strokeRect(...box(patch));
     context.globalAlpha = 1;
-    for (const [patch, colour] of this.chosen ? [[this.chosen.key, colours.accent], [this.chosen.query, colours.warm]] : []) {
-      if (patch >= 0) frame(context, ...box(patch), colours.paper, colour);
+    for (const [patch, color] of this.chosen ? [[this.chosen.key, colors.accent], [this.chosen.query, colors.warm]] : []) {
+      if (patch >= 0) frame(context, ...box(patch), colors.paper, color);
     }
   }
 }
 
-// paper inside a colour, so that it is seen on any picture
-function frame(context, x, y, width, height, ...colours) {
+// paper inside a color, so that it is seen on any picture
+function frame(context, x, y, width, height, ...colors) {
   context.lineWidth = 3;
-  colours.forEach((colour, i) => {
-    context.strokeStyle = colour;
-    const inset = 1.5 + 2 * (colours.length - 1 - i);
+  colors.forEach((color, i) => {
+    context.strokeStyle = color;
+    const inset = 1.5 + 2 * (colors.length - 1 - i);
     context.strokeRect(x + inset, y + inset, width - 2 * inset, height - 2 * inset);
   });
 }
