@@ -214,7 +214,7 @@ INVALID = {
     "encoder.pattern=3": ("wrong-type", "encoder.pattern"),
     "encoder.mask.causal=yes": ("wrong-type", "encoder.mask.causal"),
     "encoder.norm.eps=small": ("wrong-type", "encoder.norm.eps"),
-    "vocab=tokenizer": ("out-of-range", "vocab"),
+    "vocab=tokenise": ("out-of-range", "vocab"),
     "vocab=true": ("out-of-range", "vocab"),
     'encoder.core={kind="argmax", heads=[]}': ("out-of-range", "encoder.core.heads"),
     'encoder.core={kind="argmax", heads=[true]}': ("wrong-type", "encoder.core.heads.0"),

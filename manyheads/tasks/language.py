@@ -316,8 +316,8 @@ class SpansSpec(TextTask, kind="spans"):
             spans = draw_spans(len(text), self.noise_density, self.mean_span_length, rng)
             if len(spans) >= len(special_tokens.sentinels):
                 raise TokenizerError(
-                    f"a text of {len(text):,} tokens needs {len(spans) + 1} sentinels, for {len(spans)} masked spans and "
-                    f"the end; the tokenizer has {len(special_tokens.sentinels)}",
+                    f"a text of {len(text):,} tokens needs {len(spans) + 1} sentinels for {len(spans)} masked spans; "
+                    f"the tokenizer has {len(special_tokens.sentinels)}",
                     hint="raise task.num_sentinels, or truncate texts with train.max_length",
                 )
             visible, masked = corrupt(text, spans, special_tokens.sentinels)

@@ -120,10 +120,9 @@ def evaluation_report(evaluation: Evaluation, result: EvalResult, notes: Sequenc
 def find_run(path: Path, task: str | None, overrides: Sequence[str]) -> RunSpec | None:
     """Returns the run of a folder, or None if the folder has no run for this task."""
     file = path / "run.toml"
-    if not file.is_file():
-        return None
-    run = read_run_file(file, overrides)
-    return run if task in (None, run.task.kind) else None
+    if not file.is_file() or task not in (None, read_run_file(file).task.kind):
+        return None  # overrides are then of another task's data
+    return read_run_file(file, overrides)
 
 
 def find_task(checkpoint: Checkpoint, name: str | None) -> TaskSpec:

@@ -182,7 +182,7 @@ def test_a_checkpoint_is_shown_with_its_task_tokenizer_and_step(tmp_path):
     assert "classify" in run("show", tmp_path / "run").stdout
     folder = folder_of("gpt2", tmp_path / "gpt2")
     about = run_json("show", folder)["checkpoint"]
-    assert (about["tokenizer"], about["max_positions"], about["step"], about["task"]) == (61, 40, None, "causal")
+    assert (about["vocab_size"], about["max_positions"], about["step"], about["task"]) == (61, 40, None, "causal")
     folder_of("llama", tmp_path / "llama", tokenizer=False)
     with pytest.warns(UserWarning, match="tokenizer"):
         manyheads.export(tmp_path / "llama", tmp_path / "llama.gguf", to="gguf")

@@ -135,7 +135,7 @@ def test_the_table_names_the_model_its_baselines_and_the_better_direction(runs):
     assert any(re.match(r"metric +model +copy", line) for line in lines)
     assert any(re.match(r"bleu +↑ +[\d.]+ +[\d.]+$", line) for line in lines)
     assert any("tok:13a" in line for line in lines)
-    assert sum(line.strip().startswith("target ") for line in lines) == 2
+    assert sum(line.strip().startswith("reference ") for line in lines) == 2
 
 
 def test_bleu_and_chrf_take_the_outputs_as_hypotheses_and_the_targets_as_references(runs, tmp_path):
