@@ -101,9 +101,9 @@ def position_probe(
     The model predicts the next note of a tune that repeats, from a random note on, in a random key, with wrong notes.
     It gets no positions, and neither a note nor its neighbors are more frequent at one position than at another, so
     the embeddings (layer 0) tell nothing. But under a causal mask each token sees only what is before it, and that
-    grows. A probe is one linear layer and a softmax on
-    the outputs of a layer, which predicts the position; the model stays frozen. Two controls are beside it: probes of
-    the model before training, and probes fitted on shuffled labels, which must stay at chance.
+    grows. A probe is one linear layer and a softmax on the outputs of a layer, which predicts the position; the model
+    stays frozen. Two controls are beside it: probes of the model before training, and probes fitted on shuffled
+    labels, which must stay at chance.
     """
     progress("training and probes", 0, 1)
     report, is_frozen = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed, layers=layers, text=text)
@@ -134,7 +134,7 @@ def position_probe(
     )  # fmt: skip
 
 
-@lab("probing", rows=("L4",), seconds=(7.0, 60.0), smallest={"rows": 100, "steps": 60},
+@lab("probing", rows=("L4",), seconds=(7.0, 60.0), smallest={"steps": 60},
      full={"rows": 1000, "steps": 600}, counterexample={"mask": "causal"},
      try_next=("--mask causal", "--scheme rope"))  # fmt: skip
 def blind_probe(
@@ -143,7 +143,7 @@ def blind_probe(
     mask: Mask = "bidirectional",
     layers: Annotated[int, "layers of the model"] = 2,
     steps: Annotated[int, "training steps"] = 120,
-    rows: Annotated[int, "rows for the probes, a fifth of them to test"] = 200,
+    rows: Annotated[int, "rows for the probes, a fifth of them to test"] = 300,
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
