@@ -132,6 +132,66 @@ def test_the_scan_for_families_would_find_one():
     assert not FAMILIES.search("albertine graphic")
 
 
+def class_nodes():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield path, node
+
+
+def built_by(node):
+    """The names that the methods of a class whose names begin with build call."""
+    builds = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name.startswith("build")]
+    calls = [each for method in builds for each in ast.walk(method) if isinstance(each, ast.Call)]
+    return {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+
+
+def kinds_and_classes():
+    """The file of each kind by its name, and of each class that is a kind or that one builds, if it has no subclass."""
+    nodes = [*class_nodes()]
+    files = {node.name: path for path, node in nodes}
+    bases = {base.id for _, node in nodes for base in node.bases if isinstance(base, ast.Name)}
+    kinds, classes = {}, {"Transformer": files["Transformer"], "Recurrent": files["Recurrent"], "Ngram": files["Ngram"]}
+    for path, node in nodes:
+        for keyword in node.keywords:
+            if keyword.arg == "kind" and isinstance(keyword.value, ast.Constant):
+                kinds[keyword.value.value] = path
+                built = {name for name in built_by(node) if files.get(name) == path}
+                classes |= dict.fromkeys({node.name, *built} - bases, path)
+    return kinds, classes
+
+
+KINDS, KIND_CLASSES = kinds_and_classes()
+
+
+def compared_kinds(path, tree):
+    """The kinds of other files that a file compares by name or by class."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and getattr(node.left, "attr", "") in ("kind", "architecture"):
+            strings = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            if node.left.attr == "architecture":
+                yield from (string for string in strings if isinstance(string, str))
+            yield from (string for string in strings if KINDS.get(string, path) != path)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("isinstance", "issubclass"):
+            names = {each.id for each in ast.walk(node.args[1]) if isinstance(each, ast.Name)}
+            yield from (name for name in names if KIND_CLASSES.get(name, path) != path)
+
+
+# what `new` suggests for each architecture is written in one file
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if "convert" not in p.parts and p.name != "suggestion.py"], ids=relative
+)
+def test_no_kind_is_compared_outside_its_own_file(path):
+    found = [*compared_kinds(path, ast.parse(path.read_text()))]
+    assert not found, f"{relative(path)} compares {found}: give the base class an attribute"
+
+
+def test_the_scan_for_kinds_would_find_one():
+    """By the name of a kind, by an architecture, by its spec, and by the module that it builds."""
+    code = "a.kind == 'rope', a.architecture in ('decoder',), isinstance(a, RopeSpec), isinstance(a, b.C | Argmax)"
+    assert [*compared_kinds(Path(__file__), ast.parse(code))] == ["rope", "decoder", "RopeSpec", "Argmax"]
+
+
 @pytest.mark.parametrize("path", FILES, ids=relative)
 def test_each_file_opens_with_a_sentence_that_says_what_it_is(path):
     assert ast.get_docstring(ast.parse(path.read_text()))

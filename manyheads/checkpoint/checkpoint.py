@@ -34,7 +34,7 @@ from manyheads.model.builder import Model
 from manyheads.model.finite import check_finite
 from manyheads.model.recording import record_hidden_states
 from manyheads.model.spec import ModelSpec
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import as_transformer
 from manyheads.parts.inputs import Inputs, check_token_ids, group_by_length, pad_rows
 from manyheads.spec import MAX_COUNT, Tree, quote
 
@@ -147,11 +147,7 @@ class Checkpoint:
         self, ids: Tensor, decoder_input_ids: Tensor | None = None, padding_mask: Tensor | None = None, **kwargs: Tensor
     ) -> list[Tensor]:
         """The embeddings and the output of every layer (the last after the final norm), first of the encoder."""
-        if not isinstance(self.model, Transformer):
-            raise UnsupportedError(
-                f"hidden states are available for transformers; this model is {self.spec.architecture}"
-            )
-        with record_hidden_states(self.model) as states:
+        with record_hidden_states(as_transformer(self.model, "the list of hidden states")) as states:
             self.logits(ids, decoder_input_ids, padding_mask, **kwargs)
         return states
 
@@ -167,13 +163,13 @@ class Checkpoint:
         return self.embed_inputs(self.pad(rows or [[0]]))[: len(rows)]  # an empty list gives a 0×D tensor
 
     def embed_inputs(self, inputs: Inputs) -> Tensor:
-        architectures = ("encoder", "decoder") if self.pooling else ("encoder",)
-        if not isinstance(self.model, Transformer) or self.spec.architecture not in architectures:
+        model, has_decoder = as_transformer(self.model, "an embedding"), self.spec.decoder is not None
+        if self.has_source or (has_decoder and not self.pooling):
             raise UnsupportedError(
                 f"embeddings need an encoder, or a decoder with a pooling config; this is {self.spec.architecture}"
             )
         pool = self.pooling.pool if self.pooling else None
-        return self.compute_checked(partial(self.model.embed_sequences, inputs, pool))
+        return self.compute_checked(partial(model.embed_sequences, inputs, pool))
 
     def pad(self, rows: Sequence[Sequence[int]]) -> Inputs:
         """Pads rows of ids to one batch, on the right."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from manyheads.errors import EmptyDataError, IncompatibleError, one_line
 from manyheads.files.text import LineReader, check_rereadable
@@ -93,6 +93,10 @@ class DataSpec(Part, slot="data"):
     @abstractmethod
     def load(self) -> Corpus:
         """Reads all rows, by split."""
+
+    def for_file(self, path: str) -> Self:
+        """The settings that read another file of the same kind, which may have another layout."""
+        return self
 
     def load_file(self, path: str) -> Corpus:
         """Reads another file in the same format, with all rows as the validation split."""

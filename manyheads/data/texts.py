@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from manyheads.data.records import TABLES, first_items, has_suffix
 from manyheads.data.source import Row
@@ -75,6 +75,9 @@ class TextSpec(TableSpec, kind="text"):
         others = " or ".join(f'"{unit}"' for unit in ("paragraph", "line", "file") if unit != document)
         warnings[f"one text per {document} (document = {others} overrides it)"] = 0
         return document
+
+    def for_file(self, path: str) -> Self:
+        return self.model_copy(update={"document": None}) if self.file_columns(path)[0] else self  # a row is a text
 
     def split(self, rows: list[Row]) -> tuple[list[Row], list[Row]]:
         if len(rows) > 1:

@@ -7,10 +7,11 @@ import json
 import os
 import stat
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from io import BufferedReader
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ SCHEMA = 1
 SHARD_TOKENS = 1 << 28  # tokens per file, exceeded by at most one row
 ENCODE_ROWS = 1024  # rows per call of the tokenizer
 MAX_INDEX_BYTES = 16 << 20
+ROWS_PER_HASH_CALL = 4096  # one call per row would take longer than hashing its ids
 # fields without token ids; a tokenizer may not know the digits of an alignment
 NOT_TOKENIZED = ("image", "arcs", "alignment")
 
@@ -73,6 +75,13 @@ def encode_rows(
     progress(len(rows), len(rows))
 
 
+def hash_arrays(header: str, arrays: Iterable[NDArray[Any]] = ()) -> str:
+    digest, remaining = hashlib.sha256(header.encode()), iter(arrays)
+    while chunks := [array.tobytes() for array in islice(remaining, ROWS_PER_HASH_CALL)]:
+        digest.update(b"".join(chunks))
+    return digest.hexdigest()[:16]
+
+
 class InMemoryDataset:
     """Rows as ids in memory. Without a text field, no tokenizer is needed."""
 
@@ -94,6 +103,11 @@ class InMemoryDataset:
     def lengths(self, name: str) -> NDArray[np.int64]:
         index = field_index(name, self.fields)
         return np.array([len(row[index]) for row in self.rows], np.int64)
+
+    def content_hash(self) -> str:
+        """Hashes every id."""
+        lengths = (self.lengths(name) for name in self.fields)
+        return hash_arrays(json.dumps([len(self), self.fields]), chain(lengths, chain.from_iterable(self.rows)))
 
 
 class TruncatedDataset:
@@ -118,6 +132,9 @@ class TruncatedDataset:
     def lengths(self, name: str) -> NDArray[np.int64]:
         lengths, max_length = self.dataset.lengths(name), self.max_lengths[field_index(name, self.fields)]
         return lengths if max_length is None else np.minimum(lengths, max_length)
+
+    def content_hash(self) -> str:
+        return hash_arrays(json.dumps([self.max_lengths, self.dataset.content_hash()]))
 
 
 def field_index(name: str, fields: tuple[str, ...]) -> int:
@@ -349,6 +366,11 @@ class OnDiskDataset:
         self.check()
         ends = self.ends.read("<u8", 0, self.count * len(self.stored_fields) + 1).astype(np.int64)
         return (ends[1:] - ends[:-1])[field_index(name, self.stored_fields) :: len(self.stored_fields)]
+
+    def content_hash(self) -> str:
+        """Hashes the index, whose own hashes of the files were checked when they were opened."""
+        split = read_index(self.folder.parent)["splits"][self.folder.name]
+        return hash_arrays(json.dumps([self.fields, split], sort_keys=True))
 
 
 TokenizedDataset = InMemoryDataset | OnDiskDataset | TruncatedDataset

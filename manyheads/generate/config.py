@@ -151,7 +151,7 @@ def generation_config(
         "decoding": decoding or selected_method(settings),
     }  # fmt: skip
     set_by_checkpoint = [name for name, value in vars(base).items() if value]
-    set_by_checkpoint += ["decoding"] if method.kind != "greedy" else []
+    set_by_checkpoint += ["decoding"] if type(method) is not default_method() else []
     set_by_checkpoint += (name for name, value in base.settings.items() if getattr(method, name, value) == value)
     return GenerationConfig(
         max_new_tokens=DEFAULT_MAX_NEW_TOKENS if limit is None else limit,
@@ -175,6 +175,15 @@ def generation_config(
 
 def method_kinds() -> dict[str, type[DecodingSpec]]:
     return DecodingSpec.kinds  # type: ignore[return-value]
+
+
+def default_method() -> type[DecodingSpec]:
+    return method_kinds()[DecodingSpec.default_kind]
+
+
+def sampling_method() -> type[DecodingSpec]:
+    """The method that a setting of a sampling processor selects."""
+    return next(kind for kind in method_kinds().values() if kind.do_sample)
 
 
 def processor_kinds() -> dict[str, type[LogitsProcessorSpec]]:
@@ -230,7 +239,7 @@ def choose_method(
     """
     sampling = sampling_settings()
     base_settings = base.settings if base.do_sample else {n: v for n, v in base.settings.items() if n not in sampling}
-    base_kind = selected_method(base_settings) or method_kinds()["greedy"]
+    base_kind = selected_method(base_settings) or default_method()
     fields: Tree = {}
     if decoding is None:
         kind = selected_method(settings) or base_kind
@@ -252,21 +261,21 @@ def choose_method(
 
 def selected_method(settings: Tree) -> type[DecodingSpec] | None:
     """The method that settings select: greedy if they turn another one off, None if they say nothing about it."""
-    kinds, candidates = method_kinds(), list[tuple[str, type[DecodingSpec]]]()
+    candidates = list[tuple[str, type[DecodingSpec]]]()
     for name, (kind, off) in selectors().items():
         if name in settings:
             is_selected = not is_off(settings[name], off)
             # a wrong value raises, also if the method is off
             choose_decoding({"kind": kind.kind} | settings_of_kind(kind, settings, without="" if is_selected else name))
-            candidates.append((name, kind if is_selected else kinds["greedy"]))
+            candidates.append((name, kind if is_selected else default_method()))
     if is_off(settings.get("temperature"), 0):
-        candidates.append(("temperature", kinds["greedy"]))
+        candidates.append(("temperature", default_method()))
     else:
         active = [
             kind for kind in processor_kinds().values() if kind.for_sampling and is_processor_selected(kind, settings)
         ]
-        candidates += [(kind.selector()[0], kinds["sample"]) for kind in active[:1]]
-    selecting = [(name, kind) for name, kind in candidates if kind.kind != "greedy"]
+        candidates += [(kind.selector()[0], sampling_method()) for kind in active[:1]]
+    selecting = [(name, kind) for name, kind in candidates if kind is not default_method()]
     # a method that has the setting of another as a field is the more specific one
     selecting = [
         (name, kind)

@@ -14,20 +14,22 @@ from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.measure import qk_matrix
 from manyheads.model.recording import RecordedAttention, Tape, in_this_thread, record
 from manyheads.model.stack import Stack
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import Transformer, as_transformer
 from manyheads.parts.attention import Attention
 from manyheads.parts.core import block_arguments, repeat_kv
-from manyheads.parts.embed import TokenEmbedding
+from manyheads.parts.embed import as_token_embedding
 from manyheads.parts.inputs import Inputs
 from manyheads.parts.norm import frozen_norm
 
 TOLERANCE = 1e-3  # relative, between a sum of parts in float32 and the whole
 
 
-def last_stack(model: nn.Module) -> tuple[str, Stack]:
-    if not isinstance(model, Transformer) or model.spec.head.output != "tokens":
+def token_predictor(model: nn.Module) -> tuple[Transformer, str]:
+    """The model, if it is a transformer that predicts tokens, and the name of its last stack."""
+    transformer = as_transformer(model, "this")
+    if transformer.spec.head.output != "tokens":
         raise UnsupportedError("this needs a transformer that predicts tokens")
-    return ("encoder" if model.decoder is None else "decoder"), model.last
+    return transformer, ("encoder" if transformer.decoder is None else "decoder")
 
 
 def unembed(model: Transformer, states: Tensor) -> Tensor:
@@ -42,11 +44,11 @@ def logit_lens(model: nn.Module, tape: Tape) -> dict[str, Tensor]:
 
     nostalgebraist 2020. Those of the last layer are the model's own.
     """
-    name, stack = last_stack(model)
-    assert isinstance(model, Transformer)
+    transformer, name = token_predictor(model)
+    stack = transformer.last
     activations = tape.activations()
     names = [f"{name}.embed", *(f"{name}.layers.{i}" for i in range(stack.spec.layers))]
-    return {layer: unembed(model, stack.norm(activations[layer])) for layer in names}
+    return {layer: unembed(transformer, stack.norm(activations[layer])) for layer in names}
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,8 @@ def direct_logit_attribution(model: nn.Module, tape: Tape, position: int, token:
     It needs a residual stream that is the sum of what the layers add (pre-norm or parallel). Heads are named as
     decoder.layers.3.attention.5.
     """
-    name, stack = last_stack(model)
-    assert isinstance(model, Transformer)
+    transformer, name = token_predictor(model)
+    stack = transformer.last
     activations, parts = tape.activations(), dict[str, Tensor]()
     parts[f"{name}.embed"] = activations[f"{name}.embed"][row, position]
     bias = torch.zeros_like(parts[f"{name}.embed"])
@@ -90,7 +92,7 @@ def direct_logit_attribution(model: nn.Module, tape: Tape, position: int, token:
     linear, offset = frozen_norm(stack.norm, x)
 
     def logits(vectors: Tensor) -> Tensor:
-        return unembed(model, vectors)[..., token]
+        return unembed(transformer, vectors)[..., token]
 
     zero = torch.zeros_like(x)
     base = float(logits(zero[None])[0])  # the bias of the head
@@ -112,7 +114,7 @@ def head_outputs(attention: Attention, tape: Tape, name: str) -> Tensor:
 
 def input_gradients(model: nn.Module, ids: Sequence[int], position: int, token: int) -> Tensor:
     """∂ logit / ∂ embedding of every input token, L×D; its product with the embedding is gradient × input."""
-    _, stack = last_stack(model)
+    stack = token_predictor(model)[0].last
     embeddings: list[Tensor] = []
 
     def replace_with_leaf(module: nn.Module, args: object, output: Tensor) -> Tensor:
@@ -153,14 +155,11 @@ def score_terms(model: nn.Module, ids: Sequence[int], head: int, rows: slice = s
     w is the embedding without its position and p the rest. Norms before the attention act with their scale held fixed,
     so that the terms sum to the scores. `ids` are those of the encoder, if there is one. Only these rows are computed.
     """
-    if not isinstance(model, Transformer):
-        raise UnsupportedError("the terms of a score need a transformer; this model is another architecture")
-    stack = model.last if model.encoder is None else model.encoder
-    embed, layer = stack.embed, stack.layer(0)
-    if not isinstance(embed, TokenEmbedding):
-        raise UnsupportedError("the terms of a score need token embeddings")
+    transformer = as_transformer(model, "a sum of the terms of a score")
+    stack = transformer.stacks[0]
+    embed, layer = as_token_embedding(stack.embed), stack.layer(0)
     matrix = qk_matrix(layer.attention, head)
-    first = run_first_attention(model, stack, ids)
+    first = run_first_attention(transformer, stack, ids)
     word, x = first.word, first.joined
     if word.shape != x.shape:  # positions are concatenated after the words
         word = F.pad(word, (0, x.shape[-1] - word.shape[-1]))
@@ -191,8 +190,7 @@ class FirstAttentionDone(Exception):  # noqa: N818 - a signal
 
 def run_first_attention(model: Transformer, stack: Stack, ids: Sequence[int]) -> FirstAttention:
     found: dict[str, Tensor] = {}
-    embed, attention = stack.embed, stack.layer(0).attention
-    assert isinstance(embed, TokenEmbedding)
+    embed, attention = as_token_embedding(stack.embed), stack.layer(0).attention
 
     def keep_joined(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         found["word"], found["joined"] = args[0][0], output[0]

@@ -17,7 +17,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.checkpoint.loading import load
 from manyheads.errors import UsageError
 from manyheads.inspect.audit_models import AuditedModel, ManyheadsModel, TransformersModel
-from manyheads.model.transformer import Transformer
+from manyheads.model.builder import Model
 
 TOLERANCE = 1e-4  # largest difference that rounding can cause
 MAX_TABLE = 4096  # longest position table for which an input that is too long is tried
@@ -41,7 +41,7 @@ def audit(target: Any) -> list[AuditRow]:
     if isinstance(target, str | Path):
         checkpoint = load(target, dtype=torch.float32)
         return [*run_checks(ManyheadsModel(checkpoint, checkpoint.path))]
-    if isinstance(target, Checkpoint | Transformer):
+    if isinstance(target, Checkpoint | Model):
         checkpoint = target if isinstance(target, Checkpoint) else Checkpoint(target)
         with evaluation_mode(checkpoint.model):
             return [*run_checks(ManyheadsModel(checkpoint))]

@@ -18,7 +18,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.checkpoint.loading import load
 from manyheads.errors import UnsupportedError
 from manyheads.model.recording import RecordedAttention, record
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import as_transformer
 from manyheads.parts.attention import Attention
 
 LENGTH = 12  # tokens of a random input
@@ -30,7 +30,7 @@ ReferenceLogits = Callable[[Tensor, Tensor | None], Tensor]  # (ids, target) →
 class RandomInputs:
     """Random inputs of the sizes that a model reads."""
 
-    architecture: str  # "encoder", "decoder" or "encoder-decoder"
+    has_source: bool  # whether it is an encoder–decoder
     vocab: int
     max_positions: int | None  # limit of the input, or of the source if there is one; None if there is no limit
     max_target_positions: int | None
@@ -46,23 +46,21 @@ class RandomInputs:
 
     def random_target(self, batch: int = 2) -> Tensor | None:
         """A random target for an encoder–decoder of texts; None for other models."""
-        if self.architecture != "encoder-decoder" or self.image_size:
+        if not self.has_source or self.image_size:
             return None
         return self.random_ids(batch, 7, seed=1, is_target=True)
 
     def random_source(self) -> Tensor | None:
-        return self.random_ids(seed=2) if self.architecture == "encoder-decoder" else None
+        return self.random_ids(seed=2) if self.has_source else None
 
 
 class ManyheadsModel(RandomInputs):
     """A model of this package. Its reference implementation is transformers, if installed and able to read `folder`."""
 
     def __init__(self, checkpoint: Checkpoint, folder: Path | None = None) -> None:
-        if not isinstance(checkpoint.model, Transformer):
-            raise UnsupportedError(f"audit supports transformers only; this model is {checkpoint.spec.architecture}")
-        self.checkpoint, self.model, self.folder = checkpoint, checkpoint.model, folder
+        self.checkpoint, self.model, self.folder = checkpoint, as_transformer(checkpoint.model, "audit"), folder
         spec, decoder = checkpoint.spec, checkpoint.spec.decoder
-        self.architecture, self.per_token = spec.architecture, spec.head.per_token
+        self.has_source, self.per_token = spec.has_source, spec.head.per_token
         self.causal = (
             decoder is not None
             and decoder.embed.reads != "memory"
@@ -176,8 +174,7 @@ class TransformersModel(RandomInputs):
         can_generate = bool(model.can_generate()) if hasattr(model, "can_generate") else False
         # a model without a head cannot generate, but its attention modules have is_causal
         self.causal = can_generate or any(getattr(module, "is_causal", False) for module in model.modules())
-        has_source = bool(getattr(self.config, "is_encoder_decoder", False))
-        self.architecture = "encoder-decoder" if has_source else "decoder" if self.causal else "encoder"
+        self.has_source = bool(getattr(self.config, "is_encoder_decoder", False))
         self.vocab = int(getattr(self.config, "vocab_size", 0))
         self.input_name = getattr(model, "main_input_name", "input_ids")
         if self.input_name not in ("input_ids", "pixel_values"):

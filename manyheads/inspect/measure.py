@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -253,11 +253,16 @@ def receptive_fields(
 # ----------------------------------------------------------------------------------------------------------- matrices
 
 
+def has_qk_matrix(core: Core) -> TypeGuard[InnerProduct]:
+    """Whether scores are x_iᵀ M x_j with the same scale in every head."""
+    return isinstance(core, InnerProduct) and core.heads_are_alike
+
+
 @torch.no_grad()
 def qk_matrix(attention: Attention, head: int) -> Tensor:
     """W_QᵀW_K of a head times the scale, D×D: the score of x_i and x_j is x_iᵀ M x_j, without biases and positions."""
     core = attention.core
-    if not isinstance(core, InnerProduct) or not core.heads_are_alike:
+    if not has_qk_matrix(core):
         raise UnsupportedError("a QK matrix needs the core 'dot'")
     query, key = head_weight(attention.query, head), head_weight(attention.key, head, attention.query)
     return query.mT @ key * core.scale

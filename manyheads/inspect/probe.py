@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.errors import EmptyDataError, UsageError
+from manyheads.errors import EmptyDataError, UnsupportedError
 from manyheads.model.builder import build
 from manyheads.model.recording import record
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import Transformer, as_transformer
 from manyheads.parts.inputs import group_by_length, pad_rows
 
 Label = Callable[[Sequence[int], int], Hashable | None]  # of a token in its row; None leaves the token out
@@ -167,12 +167,10 @@ def probe_layers(model: nn.Module, tokens: LabelledTokens, *, seed: int = 0) -> 
 
 def check_single_stack(model: nn.Module) -> Transformer:
     """The model, if it can be probed."""
-    if not isinstance(model, Transformer) or model.spec.has_source:
-        architecture = getattr(getattr(model, "spec", None), "architecture", type(model).__name__)
-        raise UsageError(
-            f"this needs a transformer with one stack, an encoder or a decoder; the open model is {architecture}"
-        )
-    return model
+    transformer = as_transformer(model, "a probe")
+    if transformer.spec.has_source:
+        raise UnsupportedError("this needs an encoder or a decoder; this model has both")
+    return transformer
 
 
 def layer_names(model: Transformer) -> list[str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from manyheads.errors import UsageError
 from manyheads.model.builder import Model
 from manyheads.model.stack import Stack
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import as_transformer
 from manyheads.parts.position import AbsoluteSpec, Positions, SinusoidalSpec
 from manyheads.spec import Tree, did_you_mean, quote
 
@@ -103,5 +103,4 @@ def spread_of_diagonals(scores: Tensor) -> float:
 
 
 def last_stack(model: Model) -> Stack:
-    assert isinstance(model, Transformer)
-    return model.last
+    return as_transformer(model, "a position scheme of attention").last

@@ -279,6 +279,14 @@ class StepwiseModel(nn.Module, Generic[StateType]):
     """
 
     spec: ModelSpec
+    head: nn.Module
+    stacks: tuple[()] = ()
+    last_cross_core: nn.Module | None = None  # of the attention to the source
+
+    @property
+    @abstractmethod
+    def table(self) -> Tensor | None:
+        """The token table."""
 
     @property
     def can_generate(self) -> bool:
@@ -292,6 +300,13 @@ class StepwiseModel(nn.Module, Generic[StateType]):
         logits = self.step(inputs, self.first_state(source))[0]
         return logits if logits_to_keep is None else logits[logits_to_keep]
 
+    def last_hidden_state(
+        self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """What the head reads, B×L×D, and its padding mask."""
+        inputs = Inputs.of(inputs)
+        return self.hidden_step(inputs, self.first_state(source))[0], inputs.padding_mask
+
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> StateType:
         """The state before the first token. `capacity` has no effect, because no memory is reserved."""
         check_capacity(capacity)
@@ -302,6 +317,12 @@ class StepwiseModel(nn.Module, Generic[StateType]):
     def first_state(self, source: Inputs | Tensor | None) -> StateType:
         """The state before the first token."""
 
-    @abstractmethod
     def step(self, inputs: Inputs | Tensor, state: StateType) -> tuple[Tensor, StateType]:
         """Logits after each of the new tokens, one or many, and the next state."""
+        inputs = Inputs.of(inputs)
+        hidden_BLD, state = self.hidden_step(inputs, state)
+        return self.head(hidden_BLD, table=self.table, padding_mask=inputs.padding_mask), state
+
+    @abstractmethod
+    def hidden_step(self, inputs: Inputs, state: StateType) -> tuple[Tensor, StateType]:
+        """What the head reads at each of the new tokens, and the next state."""

@@ -13,7 +13,6 @@ from manyheads.kernels.plan import NotLoweredError, Plan, Register
 from manyheads.kernels.weight import QuantizedWeight
 from manyheads.model.cache import StackState, StaticCache
 from manyheads.model.stack import Stack, append_inputs, positions_after
-from manyheads.parts.embed import TokenEmbedding
 from manyheads.parts.head import Head
 from manyheads.parts.inputs import Inputs
 from manyheads.parts.norm import lower_norm
@@ -121,10 +120,9 @@ def position_angles(module: nn.Module, positions: Positions, x_BLD: Tensor) -> t
 
 def decodes_quantized(stack: Stack) -> bool:
     """Whether a stack has a token table and quantized weights; one weight tells, because every step asks."""
-    embeds_tokens = isinstance(stack.embed, TokenEmbedding) and stack.embed.table is not None
-    return (
-        embeds_tokens and len(stack.layers) > 0 and isinstance(stack.layer(0).attention.output.weight, QuantizedWeight)
-    )
+    if stack.embed.table is None or not len(stack.layers):
+        return False
+    return isinstance(stack.layer(0).attention.output.weight, QuantizedWeight)
 
 
 LOWERED: WeakKeyDictionary[nn.Module, LoweredDecoder | None] = WeakKeyDictionary()

@@ -43,9 +43,12 @@ class Ngram(StepwiseModel[NgramState]):
             raise InputError("a source was given, but an n-gram model has no encoder")
         return NgramState(self.spec)
 
-    def step(self, inputs: Inputs | Tensor, state: NgramState) -> tuple[Tensor, NgramState]:
+    @property
+    def table(self) -> Tensor:
+        return self.embedding.weight
+
+    def hidden_step(self, inputs: Inputs, state: NgramState) -> tuple[Tensor, NgramState]:
         check_state(state, NgramState, self.spec)
-        inputs = Inputs.of(inputs)
         check_not_packed(inputs)
         unused = (inputs.token_type_ids, inputs.task_type_ids, inputs.positions)
         if any(tensor is not None for tensor in unused):
@@ -63,6 +66,5 @@ class Ngram(StepwiseModel[NgramState]):
         h_BLD = self.dropout(torch.tanh(self.hidden(windows)))
         if order is not None:
             h_BLD = torch.zeros_like(h_BLD).scatter(1, order.expand_as(h_BLD), h_BLD)
-        logits = self.head(h_BLD, table=self.embedding.weight, padding_mask=inputs.padding_mask)
         index = (counts[:, None] + torch.arange(self.num_previous, device=context.device))[..., None]
-        return logits, NgramState(self.spec, context.gather(1, index.expand(-1, -1, context.shape[-1])))
+        return h_BLD, NgramState(self.spec, context.gather(1, index.expand(-1, -1, context.shape[-1])))

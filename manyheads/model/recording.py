@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.model.notebook import ShownInNotebook
-from manyheads.model.recurrent import Recurrent
 from manyheads.model.stack import Stack
 from manyheads.model.transformer import Transformer
 from manyheads.parts.core import Core, block_arguments, repeat_kv
@@ -167,11 +166,7 @@ def join(outputs: list[Tensor]) -> Tensor:
 
 def last_cross_attention(model: Any) -> Core:
     """The core of the last attention from the decoder to the source; raises if the model has none."""
-    if isinstance(model, Transformer) and model.decoder is not None:
-        layers = (model.decoder.layer(i) for i in reversed(range(model.decoder.spec.layers)))
-        core = next((layer.cross.core for layer in layers if layer.cross is not None), None)
-    else:
-        core = model.core if isinstance(model, Recurrent) else None
+    core: Core | None = model.last_cross_core
     if core is None:
         raise UnsupportedError(
             f"this needs the attention from a decoder to its source, and this {model.spec.architecture} has none"

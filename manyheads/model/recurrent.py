@@ -123,9 +123,12 @@ class Recurrent(StepwiseModel[RecurrentState]):
         keys = None if self.core is None else self.core.key_transform(memory.states[:, None])
         return RecurrentState(self.spec, torch.cat((first, rest), dim=-1), None, memory, keys)
 
-    def step(self, inputs: Inputs | Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+    @property
+    def last_cross_core(self) -> nn.Module | None:  # type: ignore[override]
+        return self.core
+
+    def hidden_step(self, inputs: Inputs, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         check_state(state, RecurrentState, self.spec)
-        inputs = Inputs.of(inputs)
         check_not_packed(inputs)
         index = input_positions(inputs, 0 if state.position is None else state.position).expand(inputs.batch_size, -1)
         e_BLD = self.embed(inputs, Positions(index, index), table=None, memory=None)
@@ -145,11 +148,10 @@ class Recurrent(StepwiseModel[RecurrentState]):
             past = past and past.append(cells, ~is_token[:, i])
             outputs.append(self.readout(self.output(cells), self.output(previous), e_BLD[:, i], context))
         h_BLD = self.dropout(torch.stack(outputs, dim=1))
-        logits = self.head(h_BLD, table=self.table, padding_mask=inputs.padding_mask)
         position = next_position(index, inputs.padding_mask)
         if state.position is not None:
             position = torch.where(is_token.any(dim=1, keepdim=True), position, state.position)
-        return logits, replace(state, cells=cells, position=position, past=past)
+        return h_BLD, replace(state, cells=cells, position=position, past=past)
 
     def output(self, cells: Tensor) -> Tensor:
         """The output of the last layer of cells."""

@@ -339,7 +339,8 @@ class ModelSpec(Spec, ShownInNotebook):
     @property
     def has_source(self) -> bool:
         """Whether the model reads a source and a target, as an encoder–decoder does."""
-        return self.architecture == "encoder-decoder" or (self.recurrent is not None and self.recurrent.source)
+        has_encoder = self.encoder is not None and self.decoder is not None
+        return has_encoder or (self.recurrent is not None and self.recurrent.source)
 
     @property
     def max_target_positions(self) -> int | None:

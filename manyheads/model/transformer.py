@@ -66,6 +66,16 @@ class Transformer(nn.Module):
         return stack
 
     @property
+    def stacks(self) -> tuple[Stack, ...]:
+        return tuple(stack for stack in (self.encoder, self.decoder) if stack is not None)
+
+    @property
+    def last_cross_core(self) -> nn.Module | None:
+        """The core of the last attention from the decoder to the source."""
+        layers = [self.decoder.layer(i) for i in range(self.decoder.spec.layers)] if self.decoder else []
+        return next((layer.cross.core for layer in reversed(layers) if layer.cross is not None), None)
+
+    @property
     def can_generate(self) -> bool:
         """Whether the model can generate, which needs a causal decoder and a head with one output per token."""
         if self.decoder is None or self.decoder.spec.embed.reads == "memory":
@@ -152,3 +162,11 @@ class Transformer(nn.Module):
         )
         logits = self.head(x_BLD, table=self.table, padding_mask=inputs.padding_mask)
         return logits, replace(state, decoder=decoder_state)
+
+
+def as_transformer(model: nn.Module, feature: str) -> Transformer:
+    """The model, if it is a transformer; raises an error that names the feature that needs one."""
+    if not isinstance(model, Transformer):
+        architecture = getattr(getattr(model, "spec", None), "architecture", type(model).__name__)
+        raise UnsupportedError(f"{feature} needs a transformer; this model is {architecture}")
+    return model

@@ -8,7 +8,7 @@ a CPU, with the same random state).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -52,6 +52,7 @@ class Core(nn.Module):
     """
 
     scale = 1.0  # q·k is multiplied by it
+    hard: Sequence[int] = ()  # heads that take only the key with the highest score
     floats_per_score = 1  # floats of memory that the computation of one score needs
     max_scores = 1 << 22  # scores computed at once where no fused kernel applies
     heads_are_alike = False  # whether all heads have one formula without parameters, so that some can be computed alone

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.errors import IncompatibleError, InputError, InputShapeError
+from manyheads.errors import IncompatibleError, InputError, InputShapeError, UnsupportedError
 from manyheads.parts.inputs import INTEGERS, Inputs, Memory, input_positions
 from manyheads.parts.norm import NoNormSpec, NormSpec
 from manyheads.parts.position import Positions, PositionSpec, check_positions
@@ -120,6 +120,12 @@ class TokenEmbedding(Embed):
                 field = f"{name}_vocab_size".removeprefix("token_")
                 raise InputError(f"{name}_ids were given, but the embedding has no {name}s; set embed.{field}")
         return self.project(self.dropout(self.norm(self.position(x_BLD, positions))))
+
+
+def as_token_embedding(embed: Embed) -> TokenEmbedding:
+    if not isinstance(embed, TokenEmbedding):
+        raise UnsupportedError("this needs a stack that embeds tokens")
+    return embed
 
 
 def embed_ids(ids: Tensor, table: nn.Embedding | Tensor, name: str = "token") -> Tensor:

@@ -14,7 +14,6 @@ from manyheads.inspect.probe import check_single_stack, layer_names
 from manyheads.model.cost import count_parameters
 from manyheads.model.recording import Tape, record
 from manyheads.model.transformer import Transformer
-from manyheads.parts.core import Argmax
 from manyheads.spec import Tree
 from manyheads.studio import forward
 from manyheads.studio.session import CheckpointRequest, Sessions
@@ -108,10 +107,7 @@ def replacements_of(checkpoint: Checkpoint) -> list[int]:
 def argmax_heads(tape: Tape) -> int | None:
     """The number of heads per layer, if all heads of all layers take only the key with the highest weight."""
     heads = {
-        attention.query.shape[1]
-        if isinstance(attention.core, Argmax) and len(attention.core.hard) == attention.query.shape[1]
-        else None
-        for attention in tape
+        attention.query.shape[1] if len(attention.core.hard) == attention.query.shape[1] else None for attention in tape
     }
     return heads.pop() if len(heads) == 1 else None
 

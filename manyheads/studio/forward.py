@@ -17,7 +17,6 @@ from manyheads.files.tokenizer import all_special_ids, encode_texts
 from manyheads.generate.generator import start_token
 from manyheads.inspect.edit import ablate, edit
 from manyheads.model.recording import Tape, record
-from manyheads.model.transformer import Transformer
 from manyheads.parts.inputs import Inputs, check_token_ids
 from manyheads.spec import Tree
 from manyheads.tasks.prediction import parse_row
@@ -194,11 +193,9 @@ def input_tensors(checkpoint: Checkpoint, texts: dict[str, Text]) -> tuple[Input
 
 @torch.no_grad()
 def last_states(checkpoint: Checkpoint, texts: dict[str, Text]) -> Tensor:
-    """What the head reads, 1×L×D, so that only the logits that are shown are computed; else the output itself."""
+    """What the head reads, 1×L×D, so that only the logits that are shown are computed."""
     inputs, source = input_tensors(checkpoint, texts)
-    if isinstance(checkpoint.model, Transformer):
-        return checkpoint.model.last_hidden_state(inputs, source)[0]
-    return checkpoint.model(inputs, source) if source is not None else checkpoint.model(inputs)
+    return checkpoint.model.last_hidden_state(inputs, source)[0]
 
 
 @torch.no_grad()
@@ -207,9 +204,8 @@ def outputs(checkpoint: Checkpoint, states: Tensor, positions: Sequence[int] | N
     per_token = checkpoint.spec.head.per_token
     if per_token and positions is not None:
         states = states[:, list(positions)]
-    if isinstance(checkpoint.model, Transformer):
-        states = checkpoint.model.head(states, table=checkpoint.model.table, padding_mask=None)
-    return states[0].float() if per_token else states.float()
+    output: Tensor = checkpoint.model.head(states, table=checkpoint.model.table, padding_mask=None)
+    return output[0].float() if per_token else output.float()
 
 
 @torch.no_grad()

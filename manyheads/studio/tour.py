@@ -12,7 +12,6 @@ from torch import Tensor
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import ManyheadsError, UsageError
 from manyheads.model.recording import Tape
-from manyheads.model.transformer import Transformer
 from manyheads.spec import Tree, quote
 from manyheads.studio import forward
 from manyheads.studio.model import CHECKPOINT
@@ -112,7 +111,7 @@ def refusal(step: Step, checkpoint: Checkpoint) -> str | None:
         return "the open model reads a source and a target, and this step needs one text"
     if reads_one_text and forward.reads_images(checkpoint):
         return "the open model reads images"
-    if (step.needs_transformer or step.needs_single_stack) and not isinstance(checkpoint.model, Transformer):
+    if (step.needs_transformer or step.needs_single_stack) and not checkpoint.model.stacks:
         return "the open model is no transformer"
     if step.texts and checkpoint.tokenizer is None:
         return "the open checkpoint has no tokenizer"
@@ -184,7 +183,7 @@ def order_facts(checkpoint: Checkpoint) -> list[Fact]:
     is_blind = difference <= ROUNDING * float(a.abs().max())
     stack = checkpoint.spec.decoder or checkpoint.spec.encoder
     assert stack is not None
-    sees = [f"positions ({stack.position.kind})"] if stack.position.kind != "none" else []
+    sees = [f"positions ({stack.position.kind})"] if stack.position.mechanism != "none" else []
     sees += ["a mask that depends on the order"] if stack.mask.causal or stack.mask.window else []
     reason = f"It has {' and '.join(sees)}" if sees else "It has neither positions nor a mask"
     verdict = "it cannot tell the two texts apart" if is_blind else "it can tell them apart"
@@ -237,7 +236,7 @@ def prefer_facts(checkpoint: Checkpoint) -> list[Fact]:
 
 
 def cross_state(checkpoint: Checkpoint) -> dict[str, str]:
-    has_cross = checkpoint.has_source and isinstance(checkpoint.model, Transformer)
+    has_cross = checkpoint.has_source and checkpoint.model.stacks
     if not has_cross or forward.reads_images(checkpoint):
         return {}
     return {"tab": "look", "attention": f"decoder.layers.{checkpoint.spec.decoder.layers - 1}.cross"}  # type: ignore[union-attr]

@@ -19,10 +19,10 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.errors import UnsupportedError, UsageError
 from manyheads.inspect.attribution import ScoreTerms, score_terms
 from manyheads.inspect.edit import ablate, check_head, edit
-from manyheads.inspect.measure import PATTERNS, mean_measures, measure_heads, rollout
+from manyheads.inspect.measure import PATTERNS, has_qk_matrix, mean_measures, measure_heads, rollout
 from manyheads.inspect.thumbnail import THUMBNAIL, Pool, pool_weights, to_shades
 from manyheads.model.recording import RecordedAttention, Tape
-from manyheads.parts.core import Dot, InnerProduct, repeat_kv
+from manyheads.parts.core import InnerProduct, repeat_kv
 from manyheads.spec import Tree, quote
 from manyheads.studio.forward import Head, Text, last_states, outputs
 from manyheads.studio.weights import block_of, row_scores
@@ -278,7 +278,7 @@ class ForwardPass:
     def _terms(self, info: AttentionInfo, call: RecordedAttention, head: int, row: int, column: int) -> Tree | None:
         """The terms of words and positions, for the first layer of the first stack."""
         first = info.layer == 0 and info.kind == "self" and info.stack == next(iter(self.infos.values())).stack
-        if not first or not isinstance(call.core, Dot) or self.off:
+        if not first or not has_qk_matrix(call.core) or self.off:
             return None
         ids = self.texts[info.queries].ids
 

@@ -106,7 +106,7 @@ class ClassifySpec(TaskSpec, kind="classify"):
                 hint="choose the column of the class with --columns",
             )
         decoder, encoder = {"pool": "last", "bias": False}, {"pool": "mean", "dense": True, "activation": "gelu"}
-        head = {"kind": "classes", "classes": "data"} | (decoder if suggestion.architecture == "decoder" else encoder)
+        head = {"kind": "classes", "classes": "data"} | (decoder if "decoder" in suggestion.stacks else encoder)
         return [("head", head, f"the number of classes in the data, which is {len(labels)}")]
 
 

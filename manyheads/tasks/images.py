@@ -14,7 +14,7 @@ from manyheads.errors import DataError, IncompatibleError
 from manyheads.metrics.probe import linear_probe
 from manyheads.model.builder import Model, build
 from manyheads.model.spec import ModelSpec
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import as_transformer
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import Tree, field
 from manyheads.tasks.batch import IGNORE_INDEX, Batch, EncodedRow, Loss, SpecialTokens
@@ -209,10 +209,10 @@ def to_numbers(image: Tensor) -> list[Any]:
 def mean_states(evaluation: Evaluation, model: Model, patches_NLP: Tensor) -> Tensor:
     """Returns the encoder's output for whole images, averaged over positions, N×D."""
     states = list[Tensor]()
-    assert isinstance(model, Transformer)
+    encoder = as_transformer(model, "a linear probe of images")
     with torch.no_grad():
         for batch in patches_NLP.split(256):
-            memory = model.encode(Inputs(batch).to(evaluation.checkpoint.device))
+            memory = encoder.encode(Inputs(batch).to(evaluation.checkpoint.device))
             assert memory is not None
             states.append(memory.states.mean(dim=1).cpu())
             evaluation.progress("probing", sum(map(len, states)), len(patches_NLP))

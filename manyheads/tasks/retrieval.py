@@ -17,7 +17,7 @@ from manyheads.metrics.baselines import BM25
 from manyheads.metrics.ranking import chance_level, rank_targets
 from manyheads.model.builder import Model
 from manyheads.model.spec import ModelSpec
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import as_transformer
 from manyheads.parts.head import Pool
 from manyheads.parts.inputs import Inputs, pad_rows
 from manyheads.spec import Tree, field
@@ -143,8 +143,7 @@ class RetrievalSpec(TaskSpec, kind="retrieval"):
 
 def unit_vectors(model: Model, inputs: Inputs, pool: Pool | None) -> Tensor:
     """Returns one vector of length 1 per text, B×D."""
-    assert isinstance(model, Transformer)
-    return F.normalize(model.embed_sequences(inputs, pool).float(), dim=-1)
+    return F.normalize(as_transformer(model, "an embedding").embed_sequences(inputs, pool).float(), dim=-1)
 
 
 def equal_rows(tokens_BL: Tensor) -> Tensor:

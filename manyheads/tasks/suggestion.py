@@ -40,6 +40,11 @@ class Suggestion:
     max_row_length: int = 0  # in tokens; 0 until it is known
 
     @property
+    def stacks(self) -> tuple[str, ...]:
+        """The tables of a transformer; none for another architecture."""
+        return tuple(name for name in self.architecture.split("-") if name in ("encoder", "decoder"))
+
+    @property
     def text_fields(self) -> list[str]:
         return [name for name in self.corpus.fields if name not in NON_TEXT_FIELDS]
 
@@ -55,18 +60,10 @@ class Suggestion:
         return {"kind": "pre", "dropout": 0.1}, f"dropout, because each row is seen {self.epochs:.3g} times"
 
     def text_stacks(self) -> Iterator[tuple[str, Lines]]:
-        size = self.size
-        if self.architecture == "recurrent":
-            source: Lines = [] if self.task.has_source else [("source", False, "the task has no source")]
-            yield "model.recurrent", [("width", size.width, "for this much data"), *source]
+        if not self.stacks:
+            yield f"model.{self.architecture}", self.stepwise_model()
             return
-        if self.architecture == "ngram":
-            yield (
-                "model.ngram",
-                [("order", 4, "predicts from three tokens"), ("width", size.width, "for this much data")],
-            )
-            return
-        first, _, second = self.architecture.partition("-")
+        first, *second = self.stacks
         embed: Lines = [("embed", {"kind": "tokens", "scale": True}, "times √width")]
         if not second:
             yield f"model.{first}", self.stack(*embed, *self.gated_layers())
@@ -81,6 +78,13 @@ class Suggestion:
                     ("cross", True, "attends to the encoder's output"),
                 ],
             )
+
+    def stepwise_model(self) -> Lines:
+        """The table of a model that is no transformer."""
+        width = ("width", self.size.width, "for this much data")
+        if self.architecture == "ngram":
+            return [("order", 4, "predicts from three tokens"), width]
+        return [width] if self.task.has_source else [width, ("source", False, "the task has no source")]
 
     def stack(self, *lines: tuple[str, Any, str]) -> Lines:
         sizes = ", ".join(str(size.width) for size in SIZES)

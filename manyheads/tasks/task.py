@@ -223,7 +223,7 @@ class TaskSpec(Part, slot="task"):
     @classmethod
     def suggest_head(cls, suggestion: Suggestion) -> Lines:
         """Suggests lines of [model] besides the vocabulary: the head, if it is not the default."""
-        if suggestion.architecture != "encoder-decoder":
+        if len(suggestion.stacks) < 2:
             return []
         return [("head", {"kind": "tied", "bias": True}, "the token embedding, and a bias per token")]
 

@@ -21,11 +21,11 @@ import torch
 
 from manyheads.checkpoint.loading import load
 from manyheads.errors import RunChangedError, UsageError, one_line
-from manyheads.files.read import read_json_or_empty, read_toml
+from manyheads.files.read import read_json_or_empty
 from manyheads.files.write import check_writable, explain_write_errors, write_atomic
 from manyheads.model.builder import resolve_device
 from manyheads.model.cost import count_parameters
-from manyheads.spec import Tree, load_parts, override
+from manyheads.spec import Tree, load_parts
 from manyheads.training.events import Finished, Step
 from manyheads.training.folder import check_same_run, data_hashes, tree_changes
 from manyheads.training.grid import MAX_RUNS, Axis, CellRun, GridCell, make_grid, read_axes
@@ -33,7 +33,7 @@ from manyheads.training.log import read_events
 from manyheads.training.loop import train_events
 from manyheads.training.preparation import PreparedRun, prepare
 from manyheads.training.resources import check_resources, estimate_resources
-from manyheads.training.run import RunSpec, read_run, read_run_file
+from manyheads.training.run import RunSpec, read_run, to_run_tree, to_spec
 from manyheads.training.signals import handle_signals
 from manyheads.training.store import read_pointer
 
@@ -62,7 +62,7 @@ OnCellProgress = Callable[[CellProgress], None]
 
 
 def compare(
-    path: str | Path,
+    run: RunSpec | Tree | str | Path,
     axes: Sequence[str],
     folder: str | Path,
     *,
@@ -73,20 +73,23 @@ def compare(
     parts: Sequence[Path] = (),
     progress: OnCellProgress = lambda event: None,
 ) -> Tree:
-    """Trains the unfinished runs of the grid and returns a report. An invalid value raises before the first run."""
+    """Trains the unfinished runs of the grid and returns a report. An invalid value raises before the first run.
+
+    `run` is a run file, a dict or a spec.
+    """
     if not 1 <= seeds <= MAX_RUNS or not 1 <= jobs <= MAX_JOBS:
         raise UsageError(f"--seeds is {seeds} and --jobs is {jobs}, expected 1 to {MAX_RUNS:,} and 1 to {MAX_JOBS:,}")
-    path, folder = Path(path), Path(folder)
-    read_run_file(path, overrides)  # raises errors that name the line
+    folder = Path(folder)
+    to_spec(run, overrides)  # raises errors that name the line
     resolve_device(device)
-    tree = override(read_toml(path), overrides)
+    tree = to_run_tree(run, overrides)
     grid_axes = read_axes(axes, tree)
     cells = make_grid(tree, grid_axes, seeds, folder)
-    runs = [(cell, run) for cell in cells for run in cell.runs]
+    runs = [(cell, cell_run) for cell in cells for cell_run in cell.runs]
     check_writable(folder)
-    for _, run in runs:
-        check_same_run(run.folder, run.spec)
-    remaining = [(cell, run) for cell, run in runs if not read_result(run.folder, run.spec).finished]
+    for _, cell_run in runs:
+        check_same_run(cell_run.folder, cell_run.spec)
+    remaining = [pair for pair in runs if not read_result(pair[1].folder, pair[1].spec).finished]
     queue = Queue(remaining, runs=len(runs), progress=progress)
     stop_reason = queue.train_in_parallel(jobs, device, parts) if jobs > 1 else queue.train_in_turn(device)
     report = comparison_report(cells, grid_axes, seeds, queue.errors) | {"stopped": stop_reason, "folder": str(folder)}

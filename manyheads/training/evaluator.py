@@ -13,7 +13,6 @@ from manyheads.checkpoint.loading import load
 from manyheads.data.columns import choose_columns
 from manyheads.data.source import Corpus, DataSpec, Row, same_file
 from manyheads.data.tables import TableSpec
-from manyheads.data.texts import TextSpec
 from manyheads.errors import (
     CheckpointTokenizerError,
     ColumnError,
@@ -169,8 +168,8 @@ def file_data_spec(
         file_spec = DataSpec.choose(to_tree(file_spec) | data_overrides)
     if not isinstance(file_spec, TableSpec):
         return file_spec
-    if isinstance(file_spec, TextSpec) and file_spec.file_columns(path)[0] and "document" not in data_overrides:
-        file_spec = file_spec.model_copy(update={"document": None})  # each row of a table is a text
+    if "document" not in data_overrides:
+        file_spec = file_spec.for_file(path)
     files = (spec.path, spec.validation, spec.test) if from_run and isinstance(spec, TableSpec) else ()
     is_run_file = any(file and same_file(file, path) for file in files)
     if "columns" in data_overrides or is_run_file or file_spec.fits(path):

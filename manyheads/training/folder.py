@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -15,13 +14,12 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from manyheads.data.tokenized import OnDiskDataset, TokenizedDataset, TruncatedDataset, fingerprint, read_index
+from manyheads.data.tokenized import fingerprint, hash_arrays
 from manyheads.errors import (
     CheckpointNotFoundError,
     RunChangedError,
@@ -47,7 +45,6 @@ DATA_FIELDS = (
     "data.labels",
     "tokenizer.hash",
 )  # fields of data.json
-ROWS_PER_HASH_CALL = 4096  # one call per row would take longer than hashing its ids
 NEW_OUTPUT = "use another --output"
 
 
@@ -283,32 +280,12 @@ def data_hashes(run: PreparedRun) -> Tree:
     fields = [run.attention_targets[name] for name in sorted(run.attention_targets)]
     targets = [array for rows in fields for array in (np.array([*map(len, rows)]), *rows)]
     data = {
-        "train_rows": hash_dataset(run.train_dataset),
-        "validation_rows": hash_dataset(run.validation_dataset),
+        "train_rows": run.train_dataset.content_hash(),
+        "validation_rows": run.validation_dataset.content_hash(),
         "attention_targets": hash_arrays(json.dumps(sorted(run.attention_targets)), targets) if targets else "",
         "labels": hash_arrays(json.dumps(run.labels)) if run.labels else "",
     }
     return {"schema": 1, "data": data, "tokenizer": {"hash": fingerprint(run.tokenizer)[:16] if run.tokenizer else ""}}
-
-
-def hash_dataset(dataset: TokenizedDataset) -> str:
-    """Hashes every id. The index of tokenized rows has hashes, which were checked when the files were opened."""
-    if isinstance(dataset, TruncatedDataset):
-        return hash_arrays(json.dumps([dataset.max_lengths, hash_dataset(dataset.dataset)]))
-    if isinstance(dataset, OnDiskDataset):
-        split = read_index(dataset.folder.parent)["splits"][dataset.folder.name]
-        return hash_arrays(json.dumps([dataset.fields, split], sort_keys=True))
-    arrays = chain(
-        (dataset.lengths(name) for name in dataset.fields), chain.from_iterable(dataset[i] for i in range(len(dataset)))
-    )
-    return hash_arrays(json.dumps([len(dataset), dataset.fields]), arrays)
-
-
-def hash_arrays(header: str, arrays: Iterable[np.ndarray] = ()) -> str:
-    digest, remaining = hashlib.sha256(header.encode()), iter(arrays)
-    while chunks := [array.tobytes() for array in islice(remaining, ROWS_PER_HASH_CALL)]:
-        digest.update(b"".join(chunks))
-    return digest.hexdigest()[:16]
 
 
 def environment_changes(folder: Path, device: torch.device) -> list[str]:

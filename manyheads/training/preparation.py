@@ -29,7 +29,6 @@ from manyheads.errors import CheckpointTokenizerError, IncompatibleError, OutOfR
 from manyheads.files.tokenizer import all_special_ids, copy_tokenizer, encode_texts
 from manyheads.model.builder import Model, build
 from manyheads.model.spec import ModelSpec, StackSpec, read_model
-from manyheads.model.transformer import Transformer
 from manyheads.spec import copy_tree, did_you_mean, locate_errors, merge_trees, quote, to_tree
 from manyheads.tasks.batch import SpecialTokens
 from manyheads.tasks.task import TaskSpec, patchify_rows
@@ -347,8 +346,8 @@ def initial_model(run: PreparedRun, device: torch.device | str = "cpu") -> tuple
 
 def compile_layers(model: Model) -> None:
     """Compiles every layer of a transformer, for batches of any size."""
-    for stack in (model.encoder, model.decoder) if isinstance(model, Transformer) else ():
-        for layer in stack.layers if stack else ():
+    for stack in model.stacks:
+        for layer in stack.layers:
             layer.compile(dynamic=True)
 
 

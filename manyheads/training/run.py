@@ -183,14 +183,21 @@ def is_whole(model: Tree) -> bool:
 def read_run_file(path: Path, overrides: Sequence[str] = ()) -> RunSpec:
     """Reads a run file with `path=value` overrides; an error names the line."""
     with locate_config_errors(path, overrides):
-        return read_run(override(read_toml(path), overrides))
+        return read_run(to_run_tree(path, overrides))
+
+
+def to_run_tree(run: RunSpec | Tree | str | Path, overrides: Sequence[str] = ()) -> Tree:
+    """The tree of a run file, of a dict or of a spec, as it is written, without defaults."""
+    if isinstance(run, RunSpec):
+        run = to_tree(run)
+    return override(read_toml(Path(run)) if isinstance(run, str | Path) else run, overrides)
 
 
 def to_spec(run: RunSpec | Tree | str | Path, overrides: Sequence[str] = ()) -> RunSpec:
     """Reads a run from the path of a run file, from its tree, or from a spec."""
     if isinstance(run, str | Path):
         return read_run_file(Path(run), overrides)
-    return read_run(override(to_tree(run) if isinstance(run, RunSpec) else run, overrides))
+    return read_run(to_run_tree(run, overrides))
 
 
 # fields that may change when a run is resumed; every other change makes it a different run

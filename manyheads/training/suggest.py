@@ -160,7 +160,7 @@ def limit_lengths(draft: RunFileDraft) -> RunFileDraft:
     stack = draft.run.model_spec.encoder or draft.run.model_spec.decoder
     pack = min(PACKED, (stack.max_positions if stack else None) or PACKED)
     too_long = any(draft.run.num_truncated) or lengths.max() > pack
-    if suggestion.task.packable and suggestion.architecture in ("decoder", "encoder") and too_long:
+    if suggestion.task.packable and len(suggestion.stacks) == 1 and too_long:
         return draft.replace(pack=pack)
     if lengths.max() > MAX_LENGTH and draft.can_split_texts:
         return limit_lengths(draft.with_split_texts())
@@ -225,7 +225,7 @@ def explain_choices(
     limit = f"; limited to {format_seconds(seconds_allowed)}, more steps may be better" if seconds_allowed else ""
     if draft.initial:
         architecture_reason = f": the weights and the tokenizer of {draft.initial.path}"
-    layers = "" if architecture in ("recurrent", "ngram") else f"{suggestion.size.layers} layers of "
+    layers = f"{suggestion.size.layers} layers of " if suggestion.stacks else ""
     return [
         suggestion.corpus.description,
         f"{architecture}{architecture_reason}",

@@ -11,15 +11,12 @@ from examples import (
     FEWER,
     FEWER_ROWS,
     PAGES,
-    ROOT,
     blocks_of,
     check_output,
     run_page,
     write_checkpoints,
     write_fixtures,
 )
-
-from manyheads.training.run import read_run_file
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +62,3 @@ def test_every_block_has_a_language():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert text.count("\n```") == 2 * len(blocks_of(page)), page.name
-
-
-@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem)
-def test_every_recipe_can_be_read_and_has_a_row(recipe):
-    """Their data is not in the repository; reading a run file opens none."""
-    assert read_run_file(recipe).train.steps > 0
-    assert f"| `{recipe.stem}` |" in (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")

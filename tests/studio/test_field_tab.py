@@ -72,8 +72,8 @@ def test_a_layer_with_one_soft_head_has_no_pointers():
 
 def test_what_cannot_be_measured_is_an_error(monkeypatch):
     shown = checkpoint("decoder")
-    measure(checkpoint("pair"), code="usage.argument")
-    measure(checkpoint("recurrent"), code="usage.argument")
+    measure(checkpoint("pair"), code="model.unsupported")
+    measure(checkpoint("recurrent"), code="model.unsupported")
     measure(image_checkpoint(), text="0 " * 64, code="model.unsupported")
     measure(shown, position=len(TEXT.split()) + 1, code="usage.argument")
     measure(checkpoint("rope"), text="the " * tab.MAX_TOKENS, code="input.length")

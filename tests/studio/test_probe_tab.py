@@ -107,8 +107,8 @@ def test_a_page_bounds_what_it_computes(monkeypatch):
 
 
 def test_other_models_and_other_probes_are_refused():
-    Page(checkpoint("pair")).start(code="usage.argument")
-    Page(checkpoint("recurrent")).start(code="usage.argument")
+    Page(checkpoint("pair")).start(code="model.unsupported")
+    Page(checkpoint("recurrent")).start(code="model.unsupported")
     Page(image_checkpoint()).start(code="model.unsupported")
     page = Page(checkpoint("decoder"))
     first = page.start()

@@ -256,6 +256,16 @@ def test_the_metrics_of_a_run_with_train_best_are_those_of_its_best_checkpoint(p
     assert cell["metrics"]["loss"]["mean"] == min(curve) < curve[-1]
 
 
+def test_a_dict_and_a_spec_give_the_metrics_of_the_file(path, tmp_path):
+    """Paths of axes are those of the file, and the runs in the folder are the same runs."""
+    axes, grid = ["position=none,rope"], tmp_path / "grid"
+    report = compare(path, axes, grid, seeds=1)
+    for form in (TREE, read_run(TREE)):
+        events = []
+        assert compare(form, axes, grid, seeds=1, progress=events.append) == report
+        assert not events, "every run had been trained"
+
+
 def test_seeds_that_were_trained_on_other_data_are_not_compared(path, tmp_path):
     pairs = tmp_path / "a.tsv"
     axis = [f'data={{kind="pairs",path="{pairs}"}}']

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.errors import UnsupportedError
 from manyheads.generate.decoding import (
     DecodingSpec,
     DecodingSteps,
@@ -18,7 +17,7 @@ from manyheads.generate.decoding import (
     extend_until_end,
 )
 from manyheads.model.recording import record_hidden_states
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import as_transformer
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
@@ -41,11 +40,7 @@ class ContrastiveSpec(DecodingSpec, kind="contrastive"):
         return self.top_k
 
     def generate(self, batch: GenerationBatch) -> DecodingSteps:
-        if not isinstance(batch.model, Transformer):
-            architecture = batch.model.spec.architecture
-            raise UnsupportedError(
-                f"contrastive search needs the hidden states of a transformer, not of {architecture}"
-            )
+        as_transformer(batch.model, "contrastive search")
         with torch.no_grad():
             running = ContrastiveSequences(batch, self)
         return extend_until_end(running, running.advance)

@@ -21,7 +21,7 @@ from manyheads.labs.schemes import (
 from manyheads.model.builder import Model, build
 from manyheads.model.recording import record
 from manyheads.model.spec import read_model
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import as_transformer
 from manyheads.parts.position import Join, SinusoidalSpec
 
 PHRASE = ("big", "red", "dog", "saw", "another", "big", "cat")
@@ -303,12 +303,13 @@ def multiplied_positions(
     w, p = torch.randn(1, 7, width, dtype=torch.float64), sinusoids(width, 7)
     x = spec.build_embed(width)(w, count_positions(7))[0]
     product = torch.einsum("ic,jc,ic,jc->ij", w[0], w[0], p, p)
-    model = small_model(position={"kind": "sinusoidal", "join": join}, width=width, seed=seed).double()
-    assert isinstance(model, Transformer)
+    table = {"kind": "sinusoidal", "join": join}
+    model = as_transformer(small_model(position=table, width=width, seed=seed).double(), "a position scheme")
     ids = torch.randint(0, 16, (2, 9))
     logits = model(ids)
     logits.sum().backward()
-    has_gradients = all(weight.grad is not None and bool(weight.grad.any()) for weight in model.last.embed.parameters())
+    weights = model.last.embed.parameters()
+    has_gradients = all(weight.grad is not None and bool(weight.grad.any()) for weight in weights)
     with torch.no_grad():
         _, state = model.step(ids[:, :5], model.start())
         step = float((model.step(ids[:, 5:], state)[0] - logits[:, 5:]).abs().max())

@@ -17,7 +17,7 @@ from manyheads.labs.reference import causal_2019
 from manyheads.model.builder import build, build_meta
 from manyheads.model.recording import RecordedAttention, record
 from manyheads.model.spec import read_model
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import Transformer, as_transformer
 from manyheads.presets import read
 from manyheads.spec import Tree
 
@@ -32,9 +32,8 @@ NORMAL: Tree = {"kind": "normal", "std": 0.3}
 
 def random_model(seed: int, **tables: Any) -> Transformer:
     """A transformer whose weights are all random, the biases too: nothing holds because a bias is 0."""
-    model = add_noise(build(read_model({"vocab": VOCAB, "init": NORMAL} | tables), seed=seed), 0.1)
-    assert isinstance(model, Transformer)
-    return model
+    model = build(read_model({"vocab": VOCAB, "init": NORMAL} | tables), seed=seed)
+    return as_transformer(add_noise(model, 0.1), "a shape")
 
 
 def encoder_decoder(seed: int, **changes: Any) -> Transformer:

@@ -19,7 +19,7 @@ from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.model.builder import build
 from manyheads.model.cost import size
 from manyheads.model.spec import ModelSpec, read_model
-from manyheads.model.transformer import Transformer
+from manyheads.model.transformer import Transformer, as_transformer
 from manyheads.spec import Tree
 
 SYMBOLS, WIDTH = 10, 32
@@ -98,8 +98,7 @@ def train_and_sample(
     shape: str, *, length: int, dialects: int, steps: int, seed: int, result: ShapeResult, progress: OnProgress
 ) -> None:
     torch.manual_seed(seed)
-    model = build(shape_spec(shape, length), seed=seed)
-    assert isinstance(model, Transformer)
+    model = as_transformer(build(shape_spec(shape, length), seed=seed), "a shape")
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         scores: Any = logits(model, *batch)  # type: ignore[arg-type]

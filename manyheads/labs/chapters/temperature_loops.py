@@ -7,7 +7,7 @@ from collections.abc import Callable, Container
 from functools import partial
 from itertools import islice
 from statistics import fmean
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -75,8 +75,7 @@ def random_ngram(vocab: int, order: int, seed: int) -> Ngram:
     """An n-gram model with large random weights, so that its greedy texts have no simple pattern."""
     spec = {"vocab": vocab, "ngram": {"order": order, "width": 8}, "head": "untied"}
     model = build(read_model(spec | {"init": {"kind": "normal", "std": 1.5, "scaled": False}}), seed=seed)
-    assert isinstance(model, Ngram)
-    return model
+    return cast(Ngram, model)
 
 
 class CheckedLoop(NamedTuple):
