@@ -498,6 +498,8 @@ def test_infill_generates_what_is_missing(tmp_path):
     gap = row.index(4)
     assert [row[gap - 1], row[gap + 1]] == [word("▁blue"), word("▁today")], "what is nearest to the gap is kept"
     assert manyheads.predict(checkpoint, long, truncate=True)["truncated_to"] == 40
+    with raises("input.length", 40):
+        task_of(checkpoint).encode(checkpoint, [prompts[0], long], OPTIONS)
     for text, count in (("the grass", 0), ("<mask> is <mask>", 2)):
         with raises("input.invalid", "<mask>", count):
             manyheads.predict(checkpoint, text)

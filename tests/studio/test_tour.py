@@ -137,6 +137,8 @@ def test_a_step_that_the_model_cannot_show_keeps_its_tables_or_is_skipped(shown)
             assert step["skipped"] is (numbers["tables"] == [])
         else:
             assert step["skipped"] is False
+        needs_one_stack = step["state"].get("tab") in ("probe", "field")  # which refuse other models
+        assert not (needs_one_stack and (shown.has_source or not shown.model.stacks))
     assert page.steps()["run"]["skipped"]
     is_transformer = isinstance(shown.model, Transformer)
     assert page.steps()["walk"]["skipped"] is not is_transformer
