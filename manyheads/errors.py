@@ -199,6 +199,10 @@ class GenerationConfigError(ManyheadsError, code="generate.config"):
     """A generation setting has a wrong value, or does not go with another."""
 
 
+class QueueFullError(ManyheadsError, code="generate.queue-full"):
+    """Too many requests wait for the engine."""
+
+
 # -------------------------------------------------------------------------------------------------- checkpoints: exit 4
 
 

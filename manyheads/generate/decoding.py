@@ -57,18 +57,51 @@ class PrefixCache:
         return (model.start(capacity=capacity), 0) if state is None else (state, length)
 
 
+class DecodingRules:
+    """How tokens are chosen and when a sequence ends, for one request or for all of a batch."""
+
+    config: GenerationConfig
+    processors: Sequence[LogitsProcessor]  # those of the config, prepared, in the order in which they are applied
+    # whether the new tokens of a sequence end it, by a stop string or a complete grammar
+    stopping_criteria: Callable[[list[int]], bool] | None
+
+    def process_logits(self, logits_BV: Tensor, tokens_BL: Tensor, num_generated: int) -> Tensor:
+        """Applies the processors, in float32 or more. `tokens_BL` is padded with −1 on the left."""
+        logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+        remaining = self.config.max_new_tokens - num_generated
+        forces_bos = any(spec.forces_bos for spec in self.config.processors)
+        context = LogitsProcessorContext(tokens_BL, num_generated, remaining, self.config.eos_token_id, forces_bos)
+        for processor in self.processors:
+            logits_BV = processor.apply(logits_BV, context)
+        return logits_BV
+
+    def has_ended(self, token: int, new_tokens: Callable[[], list[int]]) -> bool:
+        """Whether a sequence ends with this token, which is the last of its new tokens."""
+        return token in self.config.eos_token_id or (
+            self.stopping_criteria is not None and self.stopping_criteria(new_tokens())
+        )
+
+
 @dataclass(frozen=True)
-class GenerationBatch:
+class RequestRules(DecodingRules):
+    """The rules of one request of an engine."""
+
+    config: GenerationConfig
+    processors: Sequence[LogitsProcessor] = ()
+    stopping_criteria: Callable[[list[int]], bool] | None = None
+
+
+@dataclass(frozen=True)
+class GenerationBatch(DecodingRules):
     """A batch of sequences to generate. For an encoder–decoder, `prompt` has the first tokens of the decoder."""
 
     model: Model
     prompt: Inputs
     source: Inputs | None
     config: GenerationConfig
-    processors: Sequence[LogitsProcessor]  # those of the config, prepared, in the order in which they are applied
-    # one random generator per row, so that a row's samples do not depend on its neighbours
+    processors: Sequence[LogitsProcessor]
+    # one random generator per row, so that a row's samples do not depend on its neighbors
     rng: Sequence[torch.Generator] = ()
-    # whether the new tokens of a sequence end it, by a stop string or a complete grammar
     stopping_criteria: Callable[[list[int]], bool] | None = None
     # of one row, for a method that supports it: what an earlier prompt has read
     cache: PrefixCache | None = None
@@ -87,22 +120,6 @@ class GenerationBatch:
         logits, state = self.model.step(inputs, state)
         last = [token_at(logits, inputs.padding_mask, i) for i in range(-1 - num_drafted, 0)]
         return check_next_token_logits(torch.cat(last)), state
-
-    def process_logits(self, logits_BV: Tensor, tokens_BL: Tensor, num_generated: int) -> Tensor:
-        """Applies the processors, in float32 or more. `tokens_BL` is padded with −1 on the left."""
-        logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-        remaining = self.config.max_new_tokens - num_generated
-        forces_bos = any(spec.forces_bos for spec in self.config.processors)
-        context = LogitsProcessorContext(tokens_BL, num_generated, remaining, self.config.eos_token_id, forces_bos)
-        for processor in self.processors:
-            logits_BV = processor.apply(logits_BV, context)
-        return logits_BV
-
-    def has_ended(self, token: int, new_tokens: Callable[[], list[int]]) -> bool:
-        """Whether a sequence ends with this token, which is the last of its new tokens."""
-        return token in self.config.eos_token_id or (
-            self.stopping_criteria is not None and self.stopping_criteria(new_tokens())
-        )
 
 
 class DecodingSpec(Part, slot="decoding", default="greedy"):
@@ -127,6 +144,28 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
     @abstractmethod
     def generate(self, batch: GenerationBatch) -> DecodingSteps:
         """Yields the tokens of each step as soon as they are final; returns all hypotheses of each row."""
+
+
+class TokenByTokenSpec(DecodingSpec):
+    """A method that appends one token to each sequence at a time, chosen by the logits of that sequence alone."""
+
+    supports_prefix_cache: ClassVar[bool] = True
+
+    @abstractmethod
+    def next_tokens(self, logits_BV: Tensor, rng: Sequence[torch.Generator]) -> Tensor:
+        """The next token of each row, B, from logits after the processors."""
+
+    def generate(self, batch: GenerationBatch) -> DecodingSteps:
+        with torch.no_grad():
+            running = RunningSequences(batch)
+
+        def advance() -> list[int]:
+            logits_BV = check_any_token_allowed(running.process_logits(running.logits()))
+            tokens = self.next_tokens(logits_BV, [batch.rng[i] for i in running.prompt_indices] if batch.rng else ())
+            running.append(tokens)
+            return tokens.tolist()
+
+        return extend_until_end(running, advance)
 
 
 class RunningSequences:
@@ -218,19 +257,6 @@ class TokenLogprobs:
 def log_probabilities(logits: Tensor) -> Tensor:
     """ln p of every token, in float32 or more."""
     return logits.log_softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
-def generate_token_by_token(batch: GenerationBatch, choose: Callable[[Tensor, list[int]], Tensor]) -> DecodingSteps:
-    """Appends the token that `choose(logits_BV, prompt_indices)` returns for each row."""
-    with torch.no_grad():
-        running = RunningSequences(batch)
-
-    def advance() -> list[int]:
-        tokens = choose(check_any_token_allowed(running.process_logits(running.logits())), running.prompt_indices)
-        running.append(tokens)
-        return tokens.tolist()
-
-    return extend_until_end(running, advance)
 
 
 def check_any_token_allowed(logits_BV: Tensor) -> Tensor:

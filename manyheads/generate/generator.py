@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,16 @@ from manyheads.errors import (
 )
 from manyheads.files.tokenizer import decode_ids, explain_tokenizer_errors
 from manyheads.generate.config import GenerationConfig
-from manyheads.generate.decoding import GenerationBatch, Hypothesis, PrefixCache, run_to_end
+from manyheads.generate.decoding import (
+    GenerationBatch,
+    Hypothesis,
+    PrefixCache,
+    RequestRules,
+    TokenByTokenSpec,
+    run_to_end,
+)
+from manyheads.generate.engine import CACHE_TOKENS, Engine, Request
+from manyheads.generate.logits_processor import LogitsProcessor
 from manyheads.generate.text import GeneratedText, PartialText, StopStrings, TextStreamer, find_stop
 from manyheads.generate.vocabulary import Vocabulary
 from manyheads.model.builder import Model
@@ -82,6 +91,10 @@ class TextGenerator:
         cache: PrefixCache | None = None,
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
+        is_one_by_one = isinstance(config.decoding, TokenByTokenSpec)
+        if is_one_by_one and cache is None and not self.model.spec.needs_final_length:
+            yield from self.run_engine(rows, config, limits)
+            return
         needs_equal_lengths = self.model.spec.needs_final_length
         keys = [(limit.max_new_tokens, needs_equal_lengths and limit.prompt_length) for limit in limits]
         num_samples = config.n if config.decoding.do_sample else 1
@@ -89,6 +102,45 @@ class TextGenerator:
         for indices in group_by_length([len(row) for row in rows], max_tokens, keys=keys):
             batch_config = replace(config, max_new_tokens=limits[indices[0]].max_new_tokens)
             yield from self.run_batch(rows, indices, batch_config, num_samples, cache)
+
+    def run_engine(
+        self, rows: Sequence[list[int]], config: GenerationConfig, limits: Sequence[LengthLimit]
+    ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
+        """As `run`, for a method that chooses one token at a time: rows join and leave one batch."""
+        num_samples, device = config.n if config.decoding.do_sample else 1, next(self.model.parameters()).device
+        rules = {
+            count: RequestRules(replace(config, max_new_tokens=count), *self.processors(config))
+            for count in {limit.max_new_tokens for limit in limits}
+        }
+        start = [start_token(config.decoder_start_token_id)] if self.model.spec.has_source and rows else []
+        requests = [
+            Request(row, rules[limit.max_new_tokens], rng_for(config.seed, row, device, k), start)
+            for row, limit in zip(rows, limits, strict=True)
+            for k in range(num_samples)
+        ]
+        sizes = [request.max_tokens + request.source_tokens for request in requests]
+        order = sorted(range(len(requests)), key=lambda i: -sizes[i])  # alike ones run together
+        engine = Engine(self.model, max_cache_tokens=max(CACHE_TOKENS, *sizes)) if sizes else None
+        results: dict[int, Hypothesis] = {}
+        for token in engine.run(requests[i] for i in order) if engine else ():
+            if token.error is not None:
+                raise token.error
+            index, sample = divmod(order[token.number - 1], num_samples)
+            if sample == 0 and token.token is not None:
+                yield index, token.token
+            if token.hypothesis is not None:
+                results[index * num_samples + sample] = token.hypothesis
+                samples = range(index * num_samples, (index + 1) * num_samples)
+                if all(i in results for i in samples):
+                    yield index, [results.pop(i) for i in samples]
+
+    def processors(self, config: GenerationConfig) -> tuple[list[LogitsProcessor], Callable[[list[int]], bool] | None]:
+        """The logits processors of a config, prepared, and what tells by its new tokens that a sequence ends."""
+        processors = [spec.prepare(self.vocabulary) for spec in config.processors]
+        criteria = [processor.is_complete for processor in processors if processor.is_complete is not None]
+        if config.stop:
+            criteria.append(StopStrings(self.empty_text, config.stop).is_complete)
+        return processors, (lambda ids: any(is_complete(ids) for is_complete in criteria)) if criteria else None
 
     def run_batch(
         self,
@@ -126,11 +178,7 @@ class TextGenerator:
         if self.model.spec.has_source:
             source, prompt = prompt, pad_rows([[start_token(config.decoder_start_token_id)]] * len(rows)).to(device)
         rng = [rng_for(config.seed, row, device, k % num_samples) for k, row in enumerate(rows)]
-        processors = [spec.prepare(self.vocabulary) for spec in config.processors]
-        criteria = [processor.is_complete for processor in processors if processor.is_complete is not None]
-        if config.stop:
-            criteria.append(StopStrings(self.empty_text, config.stop).is_complete)
-        stopping_criteria = (lambda ids: any(is_complete(ids) for is_complete in criteria)) if criteria else None
+        processors, stopping_criteria = self.processors(config)
         usable_cache = cache if source is None and len(rows) == 1 and config.decoding.supports_prefix_cache else None
         return GenerationBatch(self.model, prompt, source, config, processors, rng, stopping_criteria, usable_cache)
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import InputError, InputLengthError, InputShapeError, UnsupportedError
 from manyheads.model.spec import ModelSpec
 from manyheads.parts.attention import KeyValue
-from manyheads.parts.inputs import INTEGERS, Inputs
+from manyheads.parts.inputs import INTEGERS, Inputs, Memory, tokens_first
 from manyheads.spec import MAX_COUNT
 
 
@@ -75,12 +77,25 @@ class Cache:
         """The same keys and values in a cache with room for `capacity` tokens."""
         return self.fork()
 
+    def gather(self, columns_BL: Tensor) -> Cache:
+        """A cache with these columns of each row."""
+        if self.key_value is None:
+            return self.fork()
+        return Cache(
+            KeyValue(*(gather_columns(part, columns_BL) for part in (self.key_value.key, self.key_value.value)))
+        )
+
     def truncate(self, length: int) -> Cache:
         """The cache of the first `length` tokens; nothing is copied."""
         cache = self.fork()
         if cache.key_value is not None:
             cache.key_value = KeyValue(cache.key_value.key[:, :, :length], cache.key_value.value[:, :, :length])
         return cache
+
+
+def gather_columns(x_BHLK: Tensor, columns_BM: Tensor) -> Tensor:
+    """x[b, :, columns[b]] for each row b."""
+    return x_BHLK.gather(2, columns_BM[:, None, :, None].expand(-1, x_BHLK.shape[1], -1, x_BHLK.shape[3]))
 
 
 class Buffer:
@@ -227,6 +242,57 @@ class State:
         """The state after the first `length` tokens of its only row, with room for `capacity`; None if it cannot."""
         return None
 
+    def join(self, others: Sequence[Self], capacity: int) -> Self:
+        """The rows of this state and then those of others as one batch, with room for `capacity` tokens.
+
+        All rows end at the same column. What each of them has read, and so its next output, stays the same.
+        """
+        raise UnsupportedError("states of this model cannot be joined")
+
+
+def join_rows(parts: Sequence[Tensor], *, dim: int, left: bool = False, value: float = 0) -> Tensor:
+    """Concatenates batches that differ in size `dim`, padded to the largest, on the right or on the left."""
+    size = max(part.shape[dim] for part in parts)
+
+    def pad(part: Tensor) -> Tensor:
+        count = size - part.shape[dim]
+        sides = (count, 0) if left else (0, count)
+        return part if not count else F.pad(part, (*[0, 0] * (part.dim() - 1 - dim), *sides), value=value)
+
+    return torch.cat([pad(part) for part in parts])
+
+
+def join_memories(memories: Sequence[Memory]) -> Memory:
+    """The memories of several batches as one, padded on the right."""
+    masks = [
+        torch.zeros(m.states.shape[:2], dtype=torch.bool, device=m.states.device)
+        if m.padding_mask is None
+        else m.padding_mask
+        for m in memories
+    ]
+    positions = [memory.key_positions().expand(len(memory.states), -1) for memory in memories]
+    return Memory(
+        join_rows([memory.states for memory in memories], dim=1),
+        join_rows(positions, dim=1),
+        join_rows(masks, dim=1, value=True),
+        default_positions=all(memory.default_positions for memory in memories),
+    )
+
+
+def align_key_values(parts: Sequence[KeyValue], length: int, capacity: int) -> StaticCache:
+    """A cache with the rows of several, all of which end at the column `length`."""
+    rows = sum(len(part.key) for part in parts)
+    key, value = (x.new_empty(rows, x.shape[1], 0, x.shape[3]) for x in (parts[0].key, parts[0].value))
+    buffer = Buffer(key, value, capacity)
+    row = 0
+    for part in parts:
+        start, end = length - part.key.shape[2], row + len(part.key)
+        for whole, new in ((buffer.key, part.key), (buffer.value, part.value)):
+            whole[row:end, :, :start] = 0  # a weight of 0 times what memory holds could be NaN
+            whole[row:end, :, start:length] = new
+        row = end
+    return StaticCache(capacity, None, buffer, length)
+
 
 @dataclass(frozen=True)
 class StackState(State):
@@ -246,6 +312,52 @@ class StackState(State):
         state = self.truncate(torch.tensor([length]))
         caches = tuple(cache.with_capacity(capacity) for cache in state.caches)
         return replace(state, caches=caches, final_length=capacity)
+
+    def join(self, others: Sequence[StackState], capacity: int) -> StackState:
+        states = [state.right_aligned() for state in (self, *others)]
+        masks = [state.padding_mask for state in states if state.padding_mask is not None]
+        positions = [state.positions for state in states if state.positions is not None]
+        padding_mask, length = join_rows(masks, dim=1, left=True, value=True), max(state.length for state in states)
+        layers = zip(*(state.caches for state in states), strict=True)
+        key_values = ([part for cache in layer if (part := cache.key_value) is not None] for layer in layers)
+        return StackState(
+            caches=tuple(align_key_values(parts, length, capacity) for parts in key_values),
+            length=length,
+            positions=join_rows(positions, dim=1, left=True),
+            padding_mask=padding_mask,
+            default_positions=all(state.default_positions for state in states),
+        ).without_defaults()
+
+    def right_aligned(self) -> StackState:
+        """The same rows with explicit positions and padding, all of it on the left and no more than is needed."""
+        key_value = self.caches[0].key_value if self.caches else None
+        if key_value is None or self.document_ids is not None or self.prefix_lengths is not None:
+            raise UnsupportedError("only states that have read tokens, without packed documents and prefixes, can join")
+        shape, device = (len(key_value.key), self.length), key_value.key.device
+        positions = torch.arange(self.length, device=device)[None] if self.positions is None else self.positions
+        positions, padding_mask, caches = positions.expand(shape), self.padding_mask, self.caches
+        if padding_mask is None:
+            padding_mask = torch.zeros(shape, dtype=torch.bool, device=device)
+        start = int(padding_mask.sum(dim=1).min())
+        order = tokens_first(~padding_mask)[:, start:]
+        if padding_mask.any():
+            caches = tuple(cache.gather(order) for cache in caches)
+        return replace(
+            self,
+            caches=caches,
+            length=self.length - start,
+            positions=positions.gather(1, order),
+            padding_mask=padding_mask.gather(1, order),
+        )
+
+    def without_defaults(self) -> StackState:
+        """The same state, without a mask if there is no padding, nor positions if these are 0, 1, 2, …"""
+        assert self.positions is not None
+        assert self.padding_mask is not None
+        if self.padding_mask.any():
+            return self
+        is_default = bool((self.positions == torch.arange(self.length, device=self.positions.device)).all())
+        return replace(self, padding_mask=None, positions=None if is_default else self.positions)
 
     def truncate(self, lengths: Tensor) -> StackState:
         """Rows that are shorter than the longest get padding, so that all have one length."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,10 @@ class NgramState(State):
 
     spec: ModelSpec
     last: Tensor | None = None  # None before the first token
+
+    def join(self, others: Sequence[NgramState], capacity: int) -> NgramState:
+        """`capacity` has no effect, because no memory is reserved."""
+        return replace(self, last=torch.cat([part for state in (self, *others) if (part := state.last) is not None]))
 
 
 class Ngram(StepwiseModel[NgramState]):

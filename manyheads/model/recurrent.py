@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyheads.errors import InputError
-from manyheads.model.cache import State, StepwiseModel, check_batch, check_state
+from manyheads.model.cache import State, StepwiseModel, check_batch, check_state, join_memories, join_rows
 from manyheads.model.spec import ModelSpec, RecurrentSpec
 from manyheads.parts.inputs import Inputs, Memory, check_not_packed, input_positions, next_position, tokens_first
 from manyheads.parts.mask import Mask
@@ -28,6 +30,27 @@ class RecurrentState(State):
     memory: Memory | None = None
     keys: Tensor | None = None  # the keys of the memory, computed once per source
     past: Past | None = None  # all states so far, if the cells read them
+
+    def join(self, others: Sequence[RecurrentState], capacity: int) -> RecurrentState:
+        """`capacity` has no effect, because no memory is reserved."""
+        states = (self, *others)
+
+        def parts(name: str) -> list[Any]:
+            return [part for state in states if (part := getattr(state, name)) is not None]
+
+        pasts, memories, keys = parts("past"), parts("memory"), parts("keys")
+        past = pasts and Past(
+            join_rows([past.states for past in pasts], dim=1, left=True),
+            join_rows([past.padding_mask for past in pasts], dim=1, left=True, value=True),
+        )
+        return replace(
+            self,
+            cells=torch.cat(parts("cells")),
+            position=torch.cat(parts("position")),
+            memory=join_memories(memories) if memories else None,
+            keys=join_rows(keys, dim=2) if keys else None,
+            past=past or None,
+        )
 
 
 class Encoder(nn.Module):

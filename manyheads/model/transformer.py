@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from manyheads.model.cache import (
     check_can_generate,
     check_capacity,
     check_state,
+    join_memories,
+    join_rows,
 )
 from manyheads.model.lowering import lowered_decoder
 from manyheads.model.spec import ModelSpec
@@ -42,6 +45,28 @@ class TransformerState(State):
         if self.memory is not None or self.spec.needs_final_length:
             return None
         return replace(self, decoder=self.decoder.resume(length, capacity))
+
+    def join(self, others: Sequence[TransformerState], capacity: int) -> TransformerState:
+        states = (self, *others)
+        decoder = self.decoder.join([state.decoder for state in others], capacity)
+        if self.memory is None:
+            return replace(self, decoder=decoder)
+        memories = [state.memory for state in states if state.memory is not None]
+        layers = zip(*(state.cross_key_values or () for state in states), strict=True)
+        return replace(
+            self,
+            decoder=decoder,
+            memory=join_memories(memories),
+            cross_key_values=tuple(join_key_values(layer) for layer in layers),
+        )
+
+
+def join_key_values(parts: Sequence[KeyValue | None]) -> KeyValue | None:
+    """The keys and values of several sources as one batch; None for a layer without cross-attention."""
+    present = [part for part in parts if part is not None]
+    if not present:
+        return None
+    return KeyValue(*(join_rows([getattr(part, name) for part in present], dim=2) for name in ("key", "value")))
 
 
 class Transformer(nn.Module):

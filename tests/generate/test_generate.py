@@ -25,7 +25,7 @@ from manyheads.generate.config import (
     make_processors,
     processor_kinds,
 )
-from manyheads.generate.decoding import DecodingSpec, GenerationBatch, generate_token_by_token, run_to_end
+from manyheads.generate.decoding import DecodingSpec, GenerationBatch, TokenByTokenSpec, run_to_end
 from manyheads.generate.methods.gnmt import GnmtBeamSpec
 from manyheads.model.recording import record
 from manyheads.spec import field, to_tree
@@ -451,15 +451,13 @@ def test_four_beams_find_what_transformers_finds(name, length_penalty, tmp_path)
         assert ours.generate(ids.tolist(), max_new_tokens=9) == expected
 
 
-class LeastSpec(DecodingSpec, kind="test-least"):
+class LeastSpec(TokenByTokenSpec, kind="test-least"):
     """argmin_v p(v | x_<t) among the `width` most probable tokens"""
 
     width: int = field(2, "tokens to choose from", ge=1)
 
-    def generate(self, batch):
-        return generate_token_by_token(
-            batch, lambda logits_BV, prompt_indices: logits_BV.topk(self.width).indices[:, -1]
-        )
+    def next_tokens(self, logits_BV, rng):
+        return logits_BV.topk(self.width).indices[:, -1]
 
 
 @pytest.mark.parametrize("name", SHAPES)

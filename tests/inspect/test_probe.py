@@ -71,7 +71,7 @@ def test_what_cannot_be_probed_is_an_error():
     model = random_model(kinds.decoder(), dtype=torch.float32)
     with raises("data.empty"):
         probe(model, ROWS, lambda ids, i: 1)
-    with raises("usage.argument"):
+    with raises("model.unsupported"):
         probe(random_model(kinds.pair()), ROWS)
 
 

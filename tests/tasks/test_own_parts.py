@@ -197,7 +197,7 @@ def test_without_its_file_an_own_task_is_an_error_that_names_the_option(command,
 SCORES = '''
 """A metric and a decoding method."""
 
-from manyheads.generate.decoding import DecodingSpec, generate_token_by_token
+from manyheads.generate.decoding import TokenByTokenSpec
 from manyheads.metrics.metric import register_metric
 
 
@@ -207,11 +207,11 @@ def length_error(outputs, targets):
     return sum(abs(len(output.split()) - len(target.split())) for output, target in pairs) / len(targets)
 
 
-class ConstantSpec(DecodingSpec, kind="test-constant"):
+class ConstantSpec(TokenByTokenSpec, kind="test-constant"):
     """v = 7 at every step"""
 
-    def generate(self, batch):
-        return generate_token_by_token(batch, lambda logits_BV, prompt_indices: logits_BV.argmax(-1) * 0 + 7)
+    def next_tokens(self, logits_BV, rng):
+        return logits_BV.argmax(-1) * 0 + 7
 '''
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
 
-from manyheads.generate.decoding import DecodingSpec, DecodingSteps, GenerationBatch, generate_token_by_token
+import torch
+from torch import Tensor
+
+from manyheads.generate.decoding import TokenByTokenSpec
 
 
-class GreedySpec(DecodingSpec, kind="greedy"):
+class GreedySpec(TokenByTokenSpec, kind="greedy"):
     """argmax_v p(v | x_<t), the most probable token at each step"""
 
-    supports_prefix_cache: ClassVar[bool] = True
-
-    def generate(self, batch: GenerationBatch) -> DecodingSteps:
-        return generate_token_by_token(batch, lambda logits_BV, prompt_indices: logits_BV.argmax(dim=-1))
+    def next_tokens(self, logits_BV: Tensor, rng: Sequence[torch.Generator]) -> Tensor:
+        return logits_BV.argmax(dim=-1)
