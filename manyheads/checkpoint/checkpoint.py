@@ -308,7 +308,7 @@ class Checkpoint:
         is_list = is_batch(prompt)
         prompts: Sequence[Any] = prompt if is_list else [prompt]
         is_text, rows = all_texts(prompts), self.to_input_ids(prompts)
-        outputs = dict(self.text_generator.texts(rows, config))
+        outputs = dict(self.text_generator.generate_texts(rows, config))
         results: list[Any] = [outputs[i] for i in range(len(rows))]
         warn_notes(text for texts in results for text in texts)
         if "n" not in settings:
@@ -324,7 +324,7 @@ class Checkpoint:
         the messages, and what the model has read of them.
         """
         config = chat_config(self, **settings)
-        ((_, results),) = self.text_generator.texts(self.encode_chats([check_messages(messages)]), config)
+        ((_, results),) = self.text_generator.generate_texts(self.encode_chats([check_messages(messages)]), config)
         warn_notes(results)
         if "n" in settings:
             return results

@@ -93,10 +93,10 @@ class RequestRules(DecodingRules):
 
 @dataclass(frozen=True)
 class GenerationBatch(DecodingRules):
-    """A batch of sequences to generate. For an encoder–decoder, `prompt` has the first tokens of the decoder."""
+    """A batch of sequences to generate. `decoder_inputs` are prompts, or the first tokens after a source."""
 
     model: Model
-    prompt: Inputs
+    decoder_inputs: Inputs
     source: Inputs | None
     config: GenerationConfig
     processors: Sequence[LogitsProcessor]
@@ -110,7 +110,7 @@ class GenerationBatch(DecodingRules):
         """The state before the first token, or that of the cache, and how many tokens of the prompt it has read."""
         if self.cache is None:
             return self.model.start(self.source, capacity=capacity), 0
-        return self.cache.start(self.model, self.prompt.tokens[0], capacity)
+        return self.cache.start(self.model, self.decoder_inputs.tokens[0], capacity)
 
     def step(self, inputs: Inputs, state: Any, num_drafted: int = 0) -> tuple[Tensor, Any]:
         """The logits of the next token, B×V, and the state; raises if they are not finite.
@@ -172,7 +172,7 @@ class RunningSequences:
     """The unfinished sequences of a batch, one per batch row, with the decoding state of the model."""
 
     def __init__(self, batch: GenerationBatch) -> None:
-        self.batch, config, prompt = batch, batch.config, batch.prompt
+        self.batch, config, prompt = batch, batch.config, batch.decoder_inputs
         self.state, length = batch.start(prompt.length + config.max_new_tokens)
         self.inputs, self.prompt_length = prompt if length == 0 else Inputs(prompt.tokens[:, length:]), prompt.length
         self.tokens = prompt.tokens  # rows×length, padded with −1 on the left

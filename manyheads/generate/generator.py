@@ -72,7 +72,9 @@ class TextGenerator:
             yield piece
         return result
 
-    def texts(self, rows: Sequence[list[int]], config: GenerationConfig) -> Iterator[tuple[int, list[GeneratedText]]]:
+    def generate_texts(
+        self, rows: Sequence[list[int]], config: GenerationConfig
+    ) -> Iterator[tuple[int, list[GeneratedText]]]:
         """Yields (index, generated texts) for each row, batch by batch. Rows of similar length share a batch."""
         limits = self.limits(rows, config)
         for i, item in self.run(rows, config, limits):

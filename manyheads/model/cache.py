@@ -98,7 +98,7 @@ def gather_columns(x_BHLK: Tensor, columns_BM: Tensor) -> Tensor:
     return x_BHLK.gather(2, columns_BM[:, None, :, None].expand(-1, x_BHLK.shape[1], -1, x_BHLK.shape[3]))
 
 
-class Buffer:
+class KeyValueBuffer:
     """Memory for the keys and values of `capacity` tokens, which several caches may share."""
 
     def __init__(self, key: Tensor, value: Tensor, capacity: int) -> None:
@@ -126,7 +126,7 @@ class StaticCache(Cache):
     """
 
     def __init__(
-        self, capacity: int, key_value: KeyValue | None = None, buffer: Buffer | None = None, length: int = 0
+        self, capacity: int, key_value: KeyValue | None = None, buffer: KeyValueBuffer | None = None, length: int = 0
     ) -> None:
         self.capacity, self.buffer = capacity, buffer
         self.outside = key_value  # keys and values that are not in a buffer yet
@@ -162,7 +162,7 @@ class StaticCache(Cache):
         assert self.buffer is not None
         return self.buffer.read(self._length)
 
-    def reserve(self, count: int, key: Tensor, value: Tensor) -> Buffer:
+    def reserve(self, count: int, key: Tensor, value: Tensor) -> KeyValueBuffer:
         """Makes room for `count` tokens, which the caller writes to the buffer; `key` and `value` give its sizes."""
         length, new_length = self._length, self._length + count
         if new_length > self.capacity:
@@ -171,7 +171,7 @@ class StaticCache(Cache):
             )
         if self.buffer is None or not self.buffer.is_free_after(length, self):
             old = self.key_value
-            self.buffer = Buffer(key, value, self.capacity)
+            self.buffer = KeyValueBuffer(key, value, self.capacity)
             self.buffer.users.add(self)
             self.outside = None
             if old is not None:
@@ -283,7 +283,7 @@ def align_key_values(parts: Sequence[KeyValue], length: int, capacity: int) -> S
     """A cache with the rows of several, all of which end at the column `length`."""
     rows = sum(len(part.key) for part in parts)
     key, value = (x.new_empty(rows, x.shape[1], 0, x.shape[3]) for x in (parts[0].key, parts[0].value))
-    buffer = Buffer(key, value, capacity)
+    buffer = KeyValueBuffer(key, value, capacity)
     row = 0
     for part in parts:
         start, end = length - part.key.shape[2], row + len(part.key)
@@ -409,7 +409,7 @@ class StepwiseModel(nn.Module, Generic[StateType]):
         self, inputs: Inputs | Tensor, source: Inputs | Tensor | None = None, *, logits_to_keep: Tensor | None = None
     ) -> Tensor:
         """Logits, B×L×V. With `logits_to_keep`, B×L, only those where it is True, N×V."""
-        logits = self.step(inputs, self.first_state(source))[0]
+        logits = self.step(inputs, self.initial_state(source))[0]
         return logits if logits_to_keep is None else logits[logits_to_keep]
 
     def last_hidden_state(
@@ -417,16 +417,16 @@ class StepwiseModel(nn.Module, Generic[StateType]):
     ) -> tuple[Tensor, Tensor | None]:
         """What the head reads, B×L×D, and its padding mask."""
         inputs = Inputs.of(inputs)
-        return self.hidden_step(inputs, self.first_state(source))[0], inputs.padding_mask
+        return self.hidden_step(inputs, self.initial_state(source))[0], inputs.padding_mask
 
     def start(self, source: Inputs | Tensor | None = None, *, capacity: int | None = None) -> StateType:
         """The state before the first token. `capacity` has no effect, because no memory is reserved."""
         check_capacity(capacity)
         check_can_generate(self)
-        return self.first_state(source)
+        return self.initial_state(source)
 
     @abstractmethod
-    def first_state(self, source: Inputs | Tensor | None) -> StateType:
+    def initial_state(self, source: Inputs | Tensor | None) -> StateType:
         """The state before the first token."""
 
     def step(self, inputs: Inputs | Tensor, state: StateType) -> tuple[Tensor, StateType]:

@@ -43,7 +43,7 @@ class Ngram(StepwiseModel[NgramState]):
             self.head = spec.head.build(hidden, vocab, TableShape(backbone.width, backbone.width))
         self.num_previous = backbone.order - 2
 
-    def first_state(self, source: Inputs | Tensor | None) -> NgramState:
+    def initial_state(self, source: Inputs | Tensor | None) -> NgramState:
         if source is not None:
             raise InputError("a source was given, but an n-gram model has no encoder")
         return NgramState(self.spec)

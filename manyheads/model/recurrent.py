@@ -128,7 +128,7 @@ class Recurrent(StepwiseModel[RecurrentState]):
     def table(self) -> Tensor | None:
         return None if self.embed.table is None else self.embed.table.weight
 
-    def first_state(self, source: Inputs | Tensor | None) -> RecurrentState:
+    def initial_state(self, source: Inputs | Tensor | None) -> RecurrentState:
         """s₀ = tanh(W h), or zeros without a source.
 
         h is the encoder's output at the last token. With attention and a bidirectional encoder, it is the output of the

@@ -100,7 +100,7 @@ class Answerer:
         )
         index = list(encoded)
         rows = [ids for ids, _ in encoded.values()]
-        for k, (best, *_) in self.checkpoint.text_generator.texts(rows, self.generation):
+        for k, (best, *_) in self.checkpoint.text_generator.generate_texts(rows, self.generation):
             question = questions[index[k]]
             yield index[k], answer(question, best, threshold=self.threshold, database=self.database)
 

@@ -114,7 +114,7 @@ class Seq2SeqSpec(TaskSpec, kind="seq2seq"):
             checkpoint.generation_settings, default_max_new_tokens=max_target_tokens(evaluation)
         )
         note_counts = Counter[str]()
-        for done, (i, (best, *_)) in enumerate(checkpoint.text_generator.texts(rows, config), 1):
+        for done, (i, (best, *_)) in enumerate(checkpoint.text_generator.generate_texts(rows, config), 1):
             outputs[i] = best.text
             note_counts.update([best.note] if best.note else [])
             evaluation.progress("generating", done, len(sources))

@@ -174,7 +174,7 @@ class TaskSpec(Part, slot="task"):
         self, checkpoint: Checkpoint, rows: Sequence[list[int]], options: PredictOptions
     ) -> Iterator[tuple[int, Tree]]:
         """Yields the index and the model's output for each row of ids, as soon as it is ready, as a dict."""
-        for i, texts in checkpoint.text_generator.texts(rows, options.generation):
+        for i, texts in checkpoint.text_generator.generate_texts(rows, options.generation):
             yield i, generated_result(checkpoint, texts, options)
 
     def predict(

@@ -14,7 +14,7 @@ from manyheads import read_model
 from manyheads.generate.config import generation_config
 from manyheads.generate.decoding import RequestRules
 from manyheads.generate.engine import MIN_PREFIX, Engine, Request
-from manyheads.model.cache import Buffer
+from manyheads.model.cache import KeyValueBuffer
 from manyheads.spec import to_tree
 
 SCHEMES = [choice for choice in first_choices("position") if choice["kind"] != "rope"]
@@ -142,7 +142,7 @@ def test_a_common_beginning_is_read_once(monkeypatch):
 
 def num_buffers():
     gc.collect()
-    return sum(isinstance(item, Buffer) for item in gc.get_objects())
+    return sum(isinstance(item, KeyValueBuffer) for item in gc.get_objects())
 
 
 @pytest.mark.parametrize("name", ["rope", "pair"])

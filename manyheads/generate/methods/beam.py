@@ -93,9 +93,9 @@ class BeamSearch:
 
     def __init__(self, spec: BeamSearchSpec, batch: GenerationBatch) -> None:
         self.spec, self.batch, self.width = spec, batch, spec.group_size
-        self.running, self.device = self.start(), batch.prompt.tokens.device
+        self.running, self.device = self.start(), batch.decoder_inputs.tokens.device
         self.eos = torch.tensor(batch.config.eos_token_id, device=self.device, dtype=torch.long)
-        self.prompt_indices = list(range(batch.prompt.batch_size))  # of the prompts that are not done
+        self.prompt_indices = list(range(batch.decoder_inputs.batch_size))  # of the prompts that are not done
         self.finished: list[list[Hypothesis]] = [[] for _ in self.prompt_indices]
 
     def start(self) -> RunningSequences:

@@ -51,7 +51,7 @@ class ContrastiveSequences(RunningSequences):
 
     def __init__(self, batch: GenerationBatch, spec: ContrastiveSpec) -> None:
         super().__init__(batch)
-        self.spec, self.padding_mask = spec, batch.prompt.padding_mask
+        self.spec, self.padding_mask = spec, batch.decoder_inputs.padding_mask
         self.last_logits, self.hidden_BLD = self.step(self.inputs)
 
     def step(self, inputs: Inputs) -> tuple[Tensor, Tensor]:

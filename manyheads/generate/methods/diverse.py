@@ -53,7 +53,7 @@ class DiverseSearch(BeamSearch):
     def __init__(self, spec: DiverseBeamSpec, batch: GenerationBatch) -> None:
         repeated = replace(
             batch,
-            prompt=repeat_rows(batch.prompt, spec.num_beam_groups),
+            decoder_inputs=repeat_rows(batch.decoder_inputs, spec.num_beam_groups),
             source=None if batch.source is None else repeat_rows(batch.source, spec.num_beam_groups),
         )
         super().__init__(spec, repeated)

@@ -36,13 +36,13 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
 
     def generate(self, batch: GenerationBatch) -> DecodingSteps:
         results = []
-        for row in range(batch.prompt.batch_size):
+        for row in range(batch.decoder_inputs.batch_size):
             results.append([(yield from self.generate_row(one_row(batch, row), row))])
         return results
 
     def generate_row(self, batch: GenerationBatch, row: int) -> Generator[list[tuple[int, int]], None, Hypothesis]:
-        config, device = batch.config, batch.prompt.tokens.device
-        tokens, new = batch.prompt.tokens[0].tolist(), list[int]()
+        config, device = batch.config, batch.decoder_inputs.tokens.device
+        tokens, new = batch.decoder_inputs.tokens[0].tolist(), list[int]()
         logprobs = None if config.logprobs is None else TokenLogprobs(config.logprobs)
         capacity = len(tokens) + config.max_new_tokens + self.prompt_lookup_num_tokens
         with torch.no_grad():
@@ -84,11 +84,11 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
 
 def one_row(batch: GenerationBatch, row: int) -> GenerationBatch:
     """The batch of one row, without its padding."""
-    prompt, source = batch.prompt, batch.source
+    prompt, source = batch.decoder_inputs, batch.source
     tokens = prompt.tokens[row : row + 1]
     if prompt.padding_mask is not None:
         tokens = tokens[:, ~prompt.padding_mask[row]]
     if source is not None:
         mask = source.padding_mask
         source = Inputs(source.tokens[row : row + 1] if mask is None else source.tokens[row : row + 1, ~mask[row]])
-    return replace(batch, prompt=Inputs(tokens), source=source)
+    return replace(batch, decoder_inputs=Inputs(tokens), source=source)

@@ -73,7 +73,7 @@ class Experiment:
     def generate(self, questions: Sequence[str]) -> list[GeneratedText]:
         rows = [[SPECIAL.bos, *self.tokenizer.encode(question).ids, SPECIAL.mask] for question in questions]
         config = GenerationConfig(max_new_tokens=12, eos_token_id=(SPECIAL.eos,), logprobs=0)
-        texts = dict(TextGenerator(self.model, self.tokenizer).texts(rows, config))
+        texts = dict(TextGenerator(self.model, self.tokenizer).generate_texts(rows, config))
         return [texts[i][0] for i in range(len(rows))]
 
     def replies(self, pairs: Sequence[Pair]) -> tuple[Reply, ...]:
