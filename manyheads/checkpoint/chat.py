@@ -25,7 +25,7 @@ from manyheads.errors import (
 from manyheads.files.chat_template import Message, render_template
 from manyheads.files.tokenizer import all_special_ids, encode_texts, is_unicode_text
 from manyheads.generate.config import GenerationConfig, generation_config
-from manyheads.generate.decoding import PrefixCache
+from manyheads.generate.prefix_cache import PrefixCache
 from manyheads.generate.text import GeneratedText
 from manyheads.spec import quote
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from manyheads.errors import GenerationConfigError
 from manyheads.generate.logits_processor import LogitsProcessor, LogitsProcessorContext
+from manyheads.generate.prefix_cache import PrefixCache
 from manyheads.model.builder import Model
 from manyheads.model.finite import check_next_token_logits
 from manyheads.parts.head import token_at
@@ -36,25 +37,6 @@ class Hypothesis:
 
 # Yields a list of (prompt index, token) per step; returns the hypotheses of each prompt, best first.
 DecodingSteps: TypeAlias = Generator[list[tuple[int, int]], None, list[list[Hypothesis]]]
-
-
-@dataclass
-class PrefixCache:
-    """The decoding state of a sequence and the tokens that it has read, to be continued from a common prefix.
-
-    The output for a prompt is the same as without it.
-    """
-
-    entry: tuple[Tensor, Any] | None = None  # the tokens, and the state after them
-
-    def start(self, model: Model, tokens: Tensor, capacity: int) -> tuple[Any, int]:
-        """A state with room for `capacity` tokens, and how many of the prompt's tokens it has read, not the last."""
-        length = 0
-        if self.entry is not None:
-            limit = min(len(self.entry[0]), len(tokens) - 1)
-            length = int((self.entry[0][:limit] == tokens[:limit]).cumprod(0).sum())
-        state = self.entry[1].resume(length, capacity) if self.entry is not None and length else None
-        return (model.start(capacity=capacity), 0) if state is None else (state, length)
 
 
 class DecodingRules:
@@ -103,14 +85,8 @@ class GenerationBatch(DecodingRules):
     # one random generator per row, so that a row's samples do not depend on its neighbors
     rng: Sequence[torch.Generator] = ()
     stopping_criteria: Callable[[list[int]], bool] | None = None
-    # of one row, for a method that supports it: what an earlier prompt has read
+    # of one row, for a method that supports it: what earlier prompts have read
     cache: PrefixCache | None = None
-
-    def start(self, capacity: int) -> tuple[Any, int]:
-        """The state before the first token, or that of the cache, and how many tokens of the prompt it has read."""
-        if self.cache is None:
-            return self.model.start(self.source, capacity=capacity), 0
-        return self.cache.start(self.model, self.decoder_inputs.tokens[0], capacity)
 
     def step(self, inputs: Inputs, state: Any, num_drafted: int = 0) -> tuple[Tensor, Any]:
         """The logits of the next token, B×V, and the state; raises if they are not finite.
@@ -128,7 +104,7 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
     # (name, off): passing the setting `name` with any value except `off` selects this method; it is not inherited
     selected_by: ClassVar[tuple[str, float] | None] = None
     do_sample: ClassVar[bool] = False  # whether it uses the processors of sampling
-    supports_prefix_cache: ClassVar[bool] = False  # whether it continues from `batch.cache`, as `batch.start` does
+    supports_prefix_cache: ClassVar[bool] = False  # whether it continues from `batch.cache`
     last_token_needs_position: ClassVar[bool] = False  # whether the model reads the last new token too
 
     @property
@@ -148,8 +124,6 @@ class DecodingSpec(Part, slot="decoding", default="greedy"):
 
 class TokenByTokenSpec(DecodingSpec):
     """A method that appends one token to each sequence at a time, chosen by the logits of that sequence alone."""
-
-    supports_prefix_cache: ClassVar[bool] = True
 
     @abstractmethod
     def next_tokens(self, logits_BV: Tensor, rng: Sequence[torch.Generator]) -> Tensor:
@@ -173,8 +147,8 @@ class RunningSequences:
 
     def __init__(self, batch: GenerationBatch) -> None:
         self.batch, config, prompt = batch, batch.config, batch.decoder_inputs
-        self.state, length = batch.start(prompt.length + config.max_new_tokens)
-        self.inputs, self.prompt_length = prompt if length == 0 else Inputs(prompt.tokens[:, length:]), prompt.length
+        self.state = batch.model.start(batch.source, capacity=prompt.length + config.max_new_tokens)
+        self.inputs, self.prompt_length = prompt, prompt.length
         self.tokens = prompt.tokens  # rows×length, padded with −1 on the left
         if prompt.padding_mask is not None:
             padding_first = tokens_first(~prompt.padding_mask)
@@ -189,8 +163,6 @@ class RunningSequences:
     def logits(self) -> Tensor:
         """The logits of the next token of each sequence, without processors; raises if they are not finite."""
         self.last_logits, self.state = self.batch.step(self.inputs, self.state)
-        if (cache := self.batch.cache) is not None:
-            cache.entry = (self.tokens[0], self.state)
         return self.last_logits
 
     def process_logits(self, logits_BV: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from manyheads.generate.decoding import (
     TokenLogprobs,
     check_any_token_allowed,
 )
+from manyheads.generate.prefix_cache import PrefixCache, common_prefix
 from manyheads.model.builder import Model
 from manyheads.model.finite import raise_nonfinite
 from manyheads.parts.head import token_at
@@ -129,46 +130,6 @@ class Token:
     error: ManyheadsError | None = None
 
 
-class Prefixes:
-    """The states after the first tokens that prompts share; the least recently used are removed first."""
-
-    def __init__(self, max_entries: int = MAX_PREFIXES) -> None:
-        self.max_entries = max_entries
-        self.entries: OrderedDict[tuple[int, ...], Any] = OrderedDict()
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.entries))
-
-    def resume(self, ids: Sequence[int], capacity: int) -> tuple[Any, int] | None:
-        """A state that has read the longest known prefix of these tokens, and the number of these."""
-        lengths = {entry: common_prefix([entry, ids]) for entry in self.entries}
-        entry = max(lengths, key=lengths.__getitem__, default=None)
-        if entry is None or lengths[entry] < MIN_PREFIX:
-            return None
-        self.entries.move_to_end(entry)
-        return self.entries[entry].resume(lengths[entry], capacity), lengths[entry]
-
-    def add(self, ids: Sequence[int], state: Any, max_tokens: int) -> None:
-        """Keeps the state after these tokens, if it can be continued and there is room for it."""
-        if len(ids) <= max_tokens and state.resume(len(ids), len(ids)) is not None:
-            self.shrink(max_tokens - len(ids), self.max_entries - 1)
-            self.entries[tuple(ids)] = state
-
-    def shrink(self, max_tokens: int, max_entries: int = MAX_PREFIXES) -> None:
-        """Removes entries until few enough are left."""
-        while self.entries and (self.num_tokens > max_tokens or len(self.entries) > max_entries):
-            self.entries.popitem(last=False)
-
-
-def common_prefix(rows: Sequence[Sequence[int]]) -> int:
-    """The number of first tokens that all rows share."""
-    for i, tokens in enumerate(zip(*rows, strict=False)):
-        if any(token != tokens[0] for token in tokens):
-            return i
-    return min(map(len, rows))
-
-
 class Engine:
     """Decodes many requests with one model, a token of each at a time.
 
@@ -176,17 +137,20 @@ class Engine:
     and leave it at their end, so that none is late because of a longer one and none starves. `max_cache_tokens` bounds
     the keys and values of the batch and of shared prefixes together; while requests join, the old and the new batch
     exist at once. The tokens of a request do not depend on others. A recurrent network has no cache; its requests are
-    counted in the same way. An engine is for one thread.
+    counted in the same way. With `keep_answers`, prompts that continue an answer do not read it again. An engine is for
+    one thread.
     """
 
     def __init__(
-        self, model: Model, *, max_cache_tokens: int = CACHE_TOKENS, max_rows: int = MAX_ROWS, max_waiting: int = 1024
-    ) -> None:
+        self, model: Model, *, max_cache_tokens: int = CACHE_TOKENS, max_rows: int = MAX_ROWS, max_waiting: int = 1024,
+        prefixes: PrefixCache | None = None, keep_answers: bool = False,
+    ) -> None:  # fmt: skip
         self.model, self.device = model, next(model.parameters()).device
         self.max_cache_tokens, self.max_rows, self.max_waiting = max_cache_tokens, max_rows, max_waiting
+        self.prefixes = PrefixCache(MAX_PREFIXES, MIN_PREFIX) if prefixes is None else prefixes
+        self.keep_answers = keep_answers
         self.waiting: deque[tuple[int, Request]] = deque()
         self.running: list[Running] = []
-        self.prefixes = Prefixes()
         self.state: Any = None
         self.capacity = 0  # columns of the batch
         self.room = max_cache_tokens  # for prefixes
@@ -288,7 +252,8 @@ class Engine:
             source = pad_rows([list(row.request.ids) for row in rows]).to(self.device)
             state: Any = self.model.start(source, capacity=capacity)
         elif len(rows) == 1:
-            state, num_read = self.resume(prompts[0][:-1], capacity)  # the last token gives the first logits
+            # the last token gives the first logits
+            state, num_read = self.prefixes.start(self.model, prompts[0][:-1], capacity)
         elif is_shared:
             prefix = prompts[0][: min(common_prefix(prompts), min(map(len, prompts)) - 1)]
             state, num_read = self.read_prefix(prefix, capacity), len(prefix)
@@ -301,13 +266,9 @@ class Engine:
             self.prefixes.add(prompts[0], state, self.room)
         return tokens, state
 
-    def resume(self, ids: Sequence[int], capacity: int) -> tuple[Any, int]:
-        """The state after the longest known beginning of these tokens, and its length."""
-        return self.prefixes.resume(ids, capacity) or (self.model.start(capacity=capacity), 0)
-
     def read_prefix(self, ids: Sequence[int], capacity: int) -> Any:
         """The state after these tokens, with room for `capacity`."""
-        state, num_read = self.resume(ids, len(ids))
+        state, num_read = self.prefixes.start(self.model, ids, len(ids))
         if num_read < len(ids):
             state = self.model.step(torch.tensor([ids[num_read:]], device=self.device), state)[1]
             self.prefixes.add(ids, state, self.room)
@@ -325,11 +286,11 @@ class Engine:
                 tokens = {i: rows[i].fail(error) for i in (~is_finite).nonzero().flatten().tolist()}
         for index in groups(rows, tokens):
             try:
-                chosen = choose_tokens([rows[i] for i in index], logits_BV[index])
+                next_tokens = choose_tokens([rows[i] for i in index], logits_BV[index])
             except ManyheadsError as error:
                 tokens |= {i: rows[i].fail(error) for i in index}
             else:
-                pairs = zip(index, chosen, strict=True)
+                pairs = zip(index, next_tokens, strict=True)
                 tokens |= {i: rows[i].append(token, logits_BV[i : i + 1]) for i, token in pairs}
         return [tokens[i] for i in range(len(rows))], next_state
 
@@ -346,15 +307,25 @@ class Engine:
         self.capacity = decoder_columns(self.running)
         self.state = state.join((), self.capacity) if self.state is None else self.state.join((state,), self.capacity)
 
+    @torch.no_grad()
     def keep(self, index: Sequence[int]) -> None:
         """Removes all other rows from the batch."""
         if len(index) == len(self.running):
             return
+        if self.keep_answers:
+            for i in set(range(len(self.running))) - {*index}:
+                self.keep_answer(i)
         self.running = [self.running[i] for i in index]
         if index:
             self.state = self.state.select(torch.tensor(index, device=self.device))
         else:
             self.state, self.capacity = None, 0
+
+    def keep_answer(self, i: int) -> None:
+        """Keeps the state of a row, for prompts that continue it."""
+        row = self.running[i]
+        state = self.state.select(torch.tensor([i], device=self.device)).join((), row.num_read)
+        self.prefixes.add(row.history[: row.num_read].tolist(), state, self.room)
 
 
 def decoder_columns(rows: Sequence[Running]) -> int:

@@ -22,13 +22,13 @@ from manyheads.generate.config import GenerationConfig
 from manyheads.generate.decoding import (
     GenerationBatch,
     Hypothesis,
-    PrefixCache,
     RequestRules,
     TokenByTokenSpec,
     run_to_end,
 )
 from manyheads.generate.engine import CACHE_TOKENS, Engine, Request
 from manyheads.generate.logits_processor import LogitsProcessor
+from manyheads.generate.prefix_cache import PrefixCache
 from manyheads.generate.text import GeneratedText, PartialText, StopStrings, TextStreamer, find_stop
 from manyheads.generate.vocabulary import Vocabulary
 from manyheads.model.builder import Model
@@ -93,9 +93,8 @@ class TextGenerator:
         cache: PrefixCache | None = None,
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """Yields (index, token) for each new token of the first sequence of a row, then (index, all its hypotheses)."""
-        is_one_by_one = isinstance(config.decoding, TokenByTokenSpec)
-        if is_one_by_one and cache is None and not self.model.spec.needs_final_length:
-            yield from self.run_engine(rows, config, limits)
+        if isinstance(config.decoding, TokenByTokenSpec) and not self.model.spec.needs_final_length:
+            yield from self.run_engine(rows, config, limits, cache)
             return
         needs_equal_lengths = self.model.spec.needs_final_length
         keys = [(limit.max_new_tokens, needs_equal_lengths and limit.prompt_length) for limit in limits]
@@ -106,7 +105,11 @@ class TextGenerator:
             yield from self.run_batch(rows, indices, batch_config, num_samples, cache)
 
     def run_engine(
-        self, rows: Sequence[list[int]], config: GenerationConfig, limits: Sequence[LengthLimit]
+        self,
+        rows: Sequence[list[int]],
+        config: GenerationConfig,
+        limits: Sequence[LengthLimit],
+        cache: PrefixCache | None = None,
     ) -> Iterator[tuple[int, int | list[Hypothesis]]]:
         """As `run`, for a method that chooses one token at a time: rows join and leave one batch."""
         num_samples, device = config.n if config.decoding.do_sample else 1, next(self.model.parameters()).device
@@ -122,19 +125,24 @@ class TextGenerator:
         ]
         sizes = [request.max_tokens + request.source_tokens for request in requests]
         order = sorted(range(len(requests)), key=lambda i: -sizes[i])  # alike ones run together
-        engine = Engine(self.model, max_cache_tokens=max(CACHE_TOKENS, *sizes)) if sizes else None
+        capacity = max(CACHE_TOKENS, 2 * max(sizes, default=0))  # the longest request, and what the cache has read
+        engine = Engine(self.model, max_cache_tokens=capacity, prefixes=cache, keep_answers=cache is not None)
         results: dict[int, Hypothesis] = {}
-        for token in engine.run(requests[i] for i in order) if engine else ():
-            if token.error is not None:
-                raise token.error
-            index, sample = divmod(order[token.number - 1], num_samples)
-            if sample == 0 and token.token is not None:
-                yield index, token.token
-            if token.hypothesis is not None:
-                results[index * num_samples + sample] = token.hypothesis
-                samples = range(index * num_samples, (index + 1) * num_samples)
-                if all(i in results for i in samples):
-                    yield index, [results.pop(i) for i in samples]
+        try:
+            for token in engine.run(requests[i] for i in order):
+                if token.error is not None:
+                    raise token.error
+                index, sample = divmod(order[token.number - 1], num_samples)
+                if sample == 0 and token.token is not None:
+                    yield index, token.token
+                if token.hypothesis is not None:
+                    results[index * num_samples + sample] = token.hypothesis
+                    samples = range(index * num_samples, (index + 1) * num_samples)
+                    if all(i in results for i in samples):
+                        yield index, [results.pop(i) for i in samples]
+        except GeneratorExit:  # the caller stopped, between two steps
+            engine.keep([])
+            raise
 
     def processors(self, config: GenerationConfig) -> tuple[list[LogitsProcessor], Callable[[list[int]], bool] | None]:
         """The logits processors of a config, prepared, and what tells by its new tokens that a sequence ends."""

@@ -309,7 +309,8 @@ class StackState(State):
     final_length: int | None = None  # the length of the sequence after generation, if known
 
     def resume(self, length: int, capacity: int) -> StackState:
-        state = self.truncate(torch.tensor([length]))
+        key_value = self.caches[0].key_value if self.caches else None
+        state = self.truncate(torch.tensor([length], device=None if key_value is None else key_value.key.device))
         caches = tuple(cache.with_capacity(capacity) for cache in state.caches)
         return replace(state, caches=caches, final_length=capacity)
 

@@ -259,7 +259,7 @@ def test_a_conversation_answers_as_each_of_its_turns_alone(name, method):
 
 def send_and_check_reads(conversation, question):
     """The answer to a question, for which only the tokens that are new are read."""
-    before = conversation.cache.entry[0].tolist() if conversation.messages else []
+    before = list(*conversation.cache.entries)
     with recorded_inputs(conversation.checkpoint.model) as read:
         text = conversation.send(question)
     prompt = WORD_TOKENIZER.encode(word_prompt(conversation.messages_from()[:-1])).ids
@@ -267,7 +267,7 @@ def send_and_check_reads(conversation, question):
     first, draft = read[0][: len(prompt) - common], read[0][len(prompt) - common :]
     assert first == prompt[common:]
     assert len(draft) <= getattr(conversation.config.decoding, "prompt_lookup_num_tokens", 0)
-    after = conversation.cache.entry[0].tolist()
+    (after,) = map(list, conversation.cache.entries)
     assert after == (prompt + conversation.answer.token_ids)[: len(after)]
     assert len(after) >= len(prompt) + 5, "the answer was read too, except its end"
     assert common > 20 or len(conversation.messages) < 6

@@ -16,6 +16,7 @@ from manyheads.generate.decoding import (
     TokenLogprobs,
     check_any_token_allowed,
 )
+from manyheads.generate.prefix_cache import PrefixCache
 from manyheads.parts.inputs import Inputs
 from manyheads.spec import field
 
@@ -46,7 +47,8 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
         logprobs = None if config.logprobs is None else TokenLogprobs(config.logprobs)
         capacity = len(tokens) + config.max_new_tokens + self.prompt_lookup_num_tokens
         with torch.no_grad():
-            state, length = batch.start(capacity)
+            cache = PrefixCache() if batch.cache is None else batch.cache
+            state, length = cache.start(batch.model, tokens[:-1], capacity, batch.source)
         unread_tokens, is_finished = tokens[length:], False  # tokens that the model has not read
         while len(new) < config.max_new_tokens and not is_finished:
             draft = self.draft(tokens)[: config.max_new_tokens - len(new) - 1]
@@ -69,7 +71,7 @@ class PromptLookupSpec(DecodingSpec, kind="prompt-lookup"):
                 length += 1
             state, unread_tokens = state.truncate(torch.tensor([length], device=device)), tokens[-1:]
             if batch.cache is not None:
-                batch.cache.entry = (torch.tensor(tokens[:length], device=device), state)
+                batch.cache.add(tokens[:length], state)
         return Hypothesis(new, is_finished, None, *(logprobs.of_row(0) if logprobs is not None else ()))
 
     def draft(self, tokens: list[int]) -> list[int]:
