@@ -112,17 +112,21 @@ def find_relations(rows: Rows, min_count: int) -> tuple[Tree, Table, str]:
 
     check_reads_words(rows.checkpoint)
     sentences = ((text, tree_links(arcs, relations) + list(links)) for _, (text, arcs, relations, links) in rows)
-    found = relation_heads(rows.checkpoint, sentences, min_count=min_count)
+    best_heads = relation_heads(rows.checkpoint, sentences, min_count=min_count)
     table = console.new_table(["relation", "best head"], ["links", "accuracy", "best offset", "its accuracy", ""])
-    for relation in found:
+    for relation in best_heads:
         table.add_row(
             relation.relation, f"{relation.attention}, head {relation.head}" if relation.attention else "none",
             f"{relation.count:,}", f"{relation.accuracy:.1%}",
             f"{relation.offset:+d}", f"{relation.offset_accuracy:.1%}", "better" if relation.is_better else "",
         )  # fmt: skip
-    better = sum(relation.is_better for relation in found)
-    summary = f"In {better:,} of {len(found):,} relations the best head is better than the best offset."
-    return {"relations": [asdict(relation) | {"is_better": relation.is_better} for relation in found]}, table, summary
+    better = sum(relation.is_better for relation in best_heads)
+    summary = f"In {better:,} of {len(best_heads):,} relations the best head is better than the best offset."
+    return (
+        {"relations": [asdict(relation) | {"is_better": relation.is_better} for relation in best_heads]},
+        table,
+        summary,
+    )
 
 
 def find_patterns(rows: Rows) -> tuple[Tree, Table]:

@@ -159,24 +159,24 @@ def read_flags(labs: Sequence[Lab], flags: Sequence[str]) -> dict[str, Any]:
         raise UsageError(
             f"a flag such as {flags[0]} belongs to one lab, given {len(labs)} labs", hint="manyheads lab run ID --help"
         )
-    known = {parameter.name.replace("_", "-"): parameter for parameter in labs[0].parameters()}
+    parameters = {parameter.name.replace("_", "-"): parameter for parameter in labs[0].parameters()}
     values, words = dict[str, Any](), iter(flags)
     for word in words:
         name, equals, text = word.removeprefix("--").partition("=")
-        parameter = known.get(name) or known.get(name.removeprefix("no-"))
+        parameter = parameters.get(name) or parameters.get(name.removeprefix("no-"))
         if parameter is None or not word.startswith("--"):
-            raise unknown_flag(labs[0], word, known)
+            raise unknown_flag(labs[0], word, parameters)
         if parameter.type is bool and not equals:
-            values[parameter.name] = name in known
+            values[parameter.name] = name in parameters
         else:
             values[parameter.name] = parse(parameter, text if equals else next(words, ""), word)
     return values
 
 
-def unknown_flag(lab: Lab, word: str, known: Sequence[str] | dict[str, Parameter]) -> UsageError:
+def unknown_flag(lab: Lab, word: str, names: Sequence[str] | dict[str, Parameter]) -> UsageError:
     from manyheads.spec import did_you_mean, quote
 
-    flags = [f"--{name}" for name in known]
+    flags = [f"--{name}" for name in names]
     return UsageError(
         f"{lab.id} has no flag {quote(word)}{did_you_mean(word, flags)}", hint=f"manyheads lab run {lab.id} --help"
     )
@@ -255,8 +255,8 @@ def lab_notebook(
 
     labs = [lab for lab in all_labs().values() if lab.chapter == chapter]
     if not labs:
-        known = {lab.chapter for lab in all_labs().values()}
-        raise UsageError(f"no chapter {quote(chapter)} has labs{did_you_mean(chapter, known)}")
+        chapters = {lab.chapter for lab in all_labs().values()}
+        raise UsageError(f"no chapter {quote(chapter)} has labs{did_you_mean(chapter, chapters)}")
     path = output or Path(f"{chapter}.ipynb")
     check_new_file(path)
     about = read_claims().chapters.get(chapter, Chapter(chapter, chapter, ""))

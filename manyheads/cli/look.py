@@ -66,7 +66,7 @@ def look(
     --layer 3 --head 5 · manyheads look ./gpt2 "The cat sat" --html cat.html
     """
     prints = terminal or png is not None
-    check_options(html, png, prints, given=[layer, head, attention])
+    check_options(html, png, prints, selection=[layer, head, attention])
     check_page_options(compare, state, port, no_browser, opens=not prints and html is None)
     if not prints and find_spec("fastapi") is None:
         raise MissingExtraError("the page needs FastAPI and uvicorn", hint=STUDIO_HINT)
@@ -80,13 +80,13 @@ def look(
         open_page(checkpoints, [path, *(compare or ())], text, target, state, port, device, no_browser=no_browser)
 
 
-def check_options(html: Path | None, png: Path | None, prints: bool, *, given: Sequence[object]) -> None:
+def check_options(html: Path | None, png: Path | None, prints: bool, *, selection: Sequence[object]) -> None:
     """Raises for options that do not go together, and for files that exist, before the checkpoint is loaded."""
     from manyheads.files.write import check_new_file
 
     if html is not None and prints:
         raise UsageError("give --html or --terminal and --png, not both")
-    if not prints and any(option is not None for option in given):
+    if not prints and any(option is not None for option in selection):
         raise UsageError("--layer, --head and --attention are for --terminal and --png")
     for path in (html, png):
         if path is not None:

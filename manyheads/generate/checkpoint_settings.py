@@ -79,7 +79,8 @@ def read_checkpoint_settings(config: Mapping[str, Any], extra_files: Mapping[str
             settings[name] = token_ids(settings, name)
     if words := settings.pop("bad_words_ids", None):
         check_bad_words(words)
-        settings["bad_words_ids"] = [word for word in words if word not in [[end] for end in eos]]
+        eos_set = frozenset(eos)  # both may be thousands
+        settings["bad_words_ids"] = [word for word in words if not is_eos_alone(word, eos_set)]
     do_sample = values.get("do_sample", False)
     if type(do_sample) is not bool:
         raise CheckpointConfigError(f"do_sample is {quote(do_sample)}, expected true or false")
@@ -107,6 +108,13 @@ def token_ids(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
     if len(ids) > MAX_TOKEN_IDS or not all(type(token) is int for token in ids):
         raise CheckpointConfigError(f"{name} is {quote(value)}, expected up to {MAX_TOKEN_IDS:,} token ids")
     return tuple(token for token in ids if 0 <= token < 1 << 31)  # no vocabulary has others, and −1 often means none
+
+
+def is_eos_alone(word: Any, eos: frozenset[int]) -> bool:
+    match word:
+        case [int(token) | float(token)]:
+            return token in eos
+    return False
 
 
 def check_bad_words(words: Any) -> None:

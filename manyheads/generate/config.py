@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from manyheads.errors import ConfigError, GenerationConfigError, ManyheadsError
@@ -67,9 +68,14 @@ class GenerationConfig:
             if value not in (None, ())
         }
 
+    @cached_property
+    def eos_set(self) -> frozenset[int]:
+        """The eos tokens as a set: each generated token is looked up among up to thousands."""
+        return frozenset(self.eos_token_id)
+
     def without_eos(self, tokens: list[int]) -> list[int]:
         """The tokens before the first eos token."""
-        return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_token_id), len(tokens))]
+        return tokens[: next((i for i, token in enumerate(tokens) if token in self.eos_set), len(tokens))]
 
 
 def stop_strings(name: str, value: Any, error_type: type[ManyheadsError] = GenerationConfigError) -> tuple[str, ...]:

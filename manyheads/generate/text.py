@@ -82,7 +82,7 @@ class PartialText:
         return self
 
     @property
-    def final_length(self) -> int:
+    def num_final_chars(self) -> int:
         """The number of first characters that no later token changes."""
         end = len(self.tokens) if self.decoder.is_local else 0
         while end and not self.decoder.is_closed(self.tokens[end - 1]):
@@ -128,7 +128,7 @@ class TextStreamer:
         self.text = self.text.after(token)
         if match := self.text.find_stop(self.stops):
             return self.send(self.text.text[: match[0]])
-        text = self.text.text[: self.text.final_length]
+        text = self.text.text[: self.text.num_final_chars]
         return self.send(text[: len(text) - possible_stop(text, self.stops)])
 
     def send(self, text: str) -> str:

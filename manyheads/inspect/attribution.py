@@ -189,17 +189,17 @@ class FirstAttentionDone(Exception):  # noqa: N818 - a signal
 
 
 def run_first_attention(model: Transformer, stack: Stack, ids: Sequence[int]) -> FirstAttention:
-    found: dict[str, Tensor] = {}
+    activations: dict[str, Tensor] = {}
     embed, attention = as_token_embedding(stack.embed), stack.layer(0).attention
 
     def keep_joined(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        found["word"], found["joined"] = args[0][0], output[0]
+        activations["word"], activations["joined"] = args[0][0], output[0]
 
     def keep_embedded(_: nn.Module, args: object, output: Tensor) -> None:
-        found["embedded"] = output[0]
+        activations["embedded"] = output[0]
 
     def keep_normed(_: nn.Module, args: tuple[Tensor, ...], output: object) -> None:
-        found["normed"] = args[0][0]
+        activations["normed"] = args[0][0]
         raise FirstAttentionDone
 
     hooks = {embed.position: keep_joined, embed: keep_embedded, attention: keep_normed}
@@ -209,7 +209,7 @@ def run_first_attention(model: Transformer, stack: Stack, ids: Sequence[int]) ->
             on_exit.callback(module.register_forward_hook(in_this_thread(hook)).remove)
         on_exit.enter_context(suppress(FirstAttentionDone))
         stack(Inputs.of(torch.tensor([list(ids)], device=next(model.parameters()).device)), table=model.table)
-    return FirstAttention(**found, call=tape[0])
+    return FirstAttention(**activations, call=tape[0])
 
 
 def head_scores(call: RecordedAttention, head: int, rows: slice) -> Tensor:

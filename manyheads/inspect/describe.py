@@ -193,8 +193,8 @@ def to_row(slot: str, value: Any) -> Row:
     if not isinstance(value, Spec):
         return slot, format_field(value), ""
     fields = {name: field for name, field in value if field not in (None, False, 0.0, ())}
-    shown = {name: field for name, field in fields.items() if getattr(field, "kind", "") != "none"}
-    inside = ", ".join(name if field is True else f"{name}={format_field(field)}" for name, field in shown.items())
+    fields = {name: field for name, field in fields.items() if not isinstance(field, Part) or field.caption}
+    inside = ", ".join(name if field is True else f"{name}={format_field(field)}" for name, field in fields.items())
     if isinstance(value, Part):
         return slot, f"{value.kind}({inside})" if inside else value.kind, value.summary()
     return slot, inside or "no mask", ""

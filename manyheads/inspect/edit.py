@@ -44,7 +44,7 @@ class Edit:
 
 def ablate(name: str, *, head: int | None = None, positions: Positions = None) -> Edit:
     """Removes what a module adds: a head, an attention or a feed-forward network gives 0, a layer gives its input."""
-    return Edit(name, lambda output, given: given if given.shape == output.shape else output.mul(0), head, positions)
+    return Edit(name, lambda output, x: x if x.shape == output.shape else output.mul(0), head, positions)
 
 
 def scale(name: str, factor: float, *, head: int | None = None, positions: Positions = None) -> Edit:
@@ -96,14 +96,14 @@ def check_head(name: str, head: int, heads: int) -> None:
         raise UsageError(f"{name} has no head {quote(head)}, expected 0 to {heads - 1}")
 
 
-def apply(edit: Edit, output: Tensor, given: Tensor) -> Tensor:
+def apply(edit: Edit, output: Tensor, layer_input: Tensor) -> Tensor:
     """The output of a module, B×L×D, or of a core, B×H×L×K, after one edit."""
     if edit.head is not None:
         check_head(edit.name, edit.head, output.shape[1])
     try:
         index = as_index(edit.positions)
         where = (slice(None), index) if edit.head is None else (slice(None), edit.head, index)
-        part, before = output[where], given[where] if given.shape == output.shape else given
+        part, before = output[where], layer_input[where] if layer_input.shape == output.shape else layer_input
     except (IndexError, OverflowError, RuntimeError, TypeError, ValueError):
         raise UsageError(
             f"{edit.name} has {output.shape[-2]:,} positions, which {quote(edit.positions)} is not among"
@@ -157,9 +157,9 @@ def output_hook(names: Sequence[str], edits: Mapping[str, Sequence[Edit]]) -> Ca
     calls = count()
 
     def change(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        given = args[0] if isinstance(module, Layer) else output.new_empty(0)
+        layer_input = args[0] if isinstance(module, Layer) else output.new_empty(0)
         for item in edits.get(names[next(calls) % len(names)], ()):
-            output = apply(item, output, given)
+            output = apply(item, output, layer_input)
         return output
 
     return change
@@ -183,8 +183,8 @@ def prune_heads(checkpoint: Checkpoint, heads: Mapping[str, Sequence[int]]) -> C
         )
         for number in numbers:
             check_head(name, number, own.heads)
-        kept = [number for number in range(own.heads) if number not in numbers]
-        if not kept:
+        remaining = [number for number in range(own.heads) if number not in numbers]
+        if not remaining:
             raise UnsupportedError(f"{name} would have no head left")
         if layers[layer].position.mechanism == "bias" or not attention.core.heads_are_alike:
             raise UnsupportedError(f"{name}: heads with parameters of their own, besides q, k and v, cannot be pruned")
@@ -192,12 +192,12 @@ def prune_heads(checkpoint: Checkpoint, heads: Mapping[str, Sequence[int]]) -> C
         entries = [merge_trees(pattern[i % len(pattern)], {}) for i in range(len(layers))]
         if part == "attention" and layers[layer].cross:  # which has the same heads unless it names its own
             entries[layer] = merge_trees({"cross": {"attention": to_tree(own)}}, entries[layer])
-        pruned_attention = {"attention": to_tree(own.keep_heads(kept, getattr(checkpoint.spec, stack).width))}
+        pruned_attention = {"attention": to_tree(own.keep_heads(remaining, getattr(checkpoint.spec, stack).width))}
         entries[layer] = merge_trees(
             entries[layer], pruned_attention if part == "attention" else {"cross": pruned_attention}
         )
         spec[stack]["pattern"] = entries
-        state |= {f"{name}.{key}": tensor for key, tensor in kept_weights(attention, kept, own.heads).items()}
+        state |= {f"{name}.{key}": tensor for key, tensor in kept_weights(attention, remaining, own.heads).items()}
     dtype = next(model.parameters()).dtype
     pruned = build(read_model(spec), device=checkpoint.device, dtype=dtype).train(model.training)
     pruned.load_state_dict(state)
@@ -217,15 +217,15 @@ def find_attention(model: nn.Module, name: str) -> tuple[Attention, tuple[str, i
     return attentions[name], (match[1], int(match[2]), match[3])
 
 
-def kept_weights(attention: Attention, kept: Sequence[int], heads: int) -> dict[str, Tensor]:
+def kept_weights(attention: Attention, remaining: Sequence[int], heads: int) -> dict[str, Tensor]:
     """The weights of an attention for some of its heads, by name."""
     weights = {}
     for part in ("query", "key", "value"):
         module = getattr(attention, part)
         count = module.weight.shape[0] // module.size
-        numbers = sorted({head * count // heads for head in kept})
+        numbers = sorted({head * count // heads for head in remaining})
         for name, tensor in module.named_parameters():
             weights[f"{part}.{name}"] = tensor.detach().unflatten(0, (count, -1))[numbers].flatten(0, 1)
     weight = attention.output.weight.detach()
-    weights["output.weight"] = weight.unflatten(1, (heads, -1))[:, kept].flatten(1)
+    weights["output.weight"] = weight.unflatten(1, (heads, -1))[:, remaining].flatten(1)
     return weights

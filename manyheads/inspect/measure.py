@@ -164,8 +164,8 @@ def rollout(tape: Tape, stack: str = "") -> Tensor:
     """
     names = [name for name in tape.names() if name.endswith(".attention") and name.startswith(stack)]
     if len({name.split(".")[0] for name in names}) != 1:
-        found = " and ".join(dict.fromkeys(name.split(".")[0] for name in names)) or "no self-attention"
-        raise UsageError(f"the tape has {found}; name one stack")
+        stacks = " and ".join(dict.fromkeys(name.split(".")[0] for name in names)) or "no self-attention"
+        raise UsageError(f"the tape has {stacks}; name one stack")
     result: Tensor | None = None
     for name in names:
         weights = tape.weights(name).mean(dim=1)

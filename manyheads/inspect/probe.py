@@ -67,11 +67,11 @@ def only_frequent(label: Label, rows: Sequence[Sequence[int]], count: int) -> La
     """A label that leaves out the tokens whose label is not among the `count` most frequent of these rows."""
     counts = Counter(label(row, index) for row in rows for index in range(len(row)))
     del counts[None]
-    kept = {value for value, _ in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))[:count]}
+    values = {value for value, _ in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))[:count]}
 
     def frequent(ids: Sequence[int], index: int) -> Hashable | None:
         value = label(ids, index)
-        return value if value in kept else None
+        return value if value in values else None
 
     return frequent
 

@@ -68,25 +68,25 @@ def swaps(model: Tree, goal: ModelSpec) -> list[str]:
 
 def describe_swaps(start: str, target: str, overrides: list[str]) -> Tree:
     """The steps from a preset, a file or a checkpoint to another, which may have overrides, as plain data."""
-    found = steps(read_tree(start)[0], read_target(target, overrides)[0])
+    swap_steps = steps(read_tree(start)[0], read_target(target, overrides)[0])
     return {
         "schema": SCHEMA,
         "from": start,
         "to": target,
         "to_overrides": overrides,
-        "overrides": [assignment for step in found for assignment in step.overrides],
-        "steps": [asdict(step) for step in found],
+        "overrides": [assignment for step in swap_steps for assignment in step.overrides],
+        "steps": [asdict(step) for step in swap_steps],
     }
 
 
 def steps(model: Tree, goal: ModelSpec) -> list[Step]:
     """The steps from the description of a model to the spec `goal`; each of them gives a valid model."""
-    spec, found = read_model(model), list[Step]()
+    spec, result = read_model(model), list[Step]()
     while spec != goal:
         overrides, after = next_step(model, spec, goal)
-        found.append(Step(tuple(overrides), tuple(changes(spec, after))))
+        result.append(Step(tuple(overrides), tuple(changes(spec, after))))
         model, spec = override_model(model, overrides), after
-    return found
+    return result
 
 
 def changes(before: ModelSpec, after: ModelSpec) -> Iterator[Change]:
@@ -115,13 +115,13 @@ def differences(before: Spec, after: Spec, path: str = "") -> Iterator[Differenc
             yield Difference(path + name, old, new, type(after))
 
 
-def both_stacks(found: list[Difference]) -> Iterator[Difference]:
+def both_stacks(all_differences: list[Difference]) -> Iterator[Difference]:
     """The same differences; one that encoder and decoder have in common has a short path, which means both."""
     common = dict[tuple[str, str, str], int]()
-    for difference in found:
+    for difference in all_differences:
         key = common_key(difference)
         common[key] = common.get(key, 0) + 1
-    for difference in found:
+    for difference in all_differences:
         stack, _, rest = difference.path.partition(".")
         if stack not in ("encoder", "decoder") or not rest or common[common_key(difference)] == 1:
             yield difference
@@ -175,7 +175,7 @@ def describe(value: Any, owner: type[Spec]) -> tuple[str, str]:
 
 def next_step(model: Tree, spec: ModelSpec, goal: ModelSpec) -> tuple[list[str], ModelSpec]:
     """The overrides of the next step, which are those of one topic or what the first one needs, and the model then."""
-    known = {difference.path for difference in differences(spec, goal)}
+    paths = {difference.path for difference in differences(spec, goal)}
     new = [name for name in STACKS if getattr(spec, name) is None]
 
     def read(overrides: list[str]) -> ModelSpec | None:
@@ -187,7 +187,7 @@ def next_step(model: Tree, spec: ModelSpec, goal: ModelSpec) -> tuple[list[str],
         rest = {
             difference.path for difference in differences(after, goal) if difference.path.partition(".")[0] not in new
         }
-        return after if rest < known else None
+        return after if rest < paths else None
 
     topics = {
         to_assignment(difference): topic(difference) for difference in sorted(to_override(model, spec, goal), key=rank)
@@ -201,8 +201,8 @@ def next_step(model: Tree, spec: ModelSpec, goal: ModelSpec) -> tuple[list[str],
         before = needed
         for assignment in reversed(before):
             fewer = [other for other in needed if other != assignment]
-            if assignment != first and (found := read(fewer)):
-                needed, after = fewer, found
+            if assignment != first and (smaller := read(fewer)):
+                needed, after = fewer, smaller
     return needed, after
 
 
@@ -222,10 +222,10 @@ def all_overrides(model: Tree, overrides: list[str], goal: ModelSpec) -> list[st
 
 def to_override(model: Tree, spec: ModelSpec, goal: ModelSpec) -> Iterator[Difference]:
     """The differences to override. A new stack is first a copy of the other one, or has the defaults."""
-    found = list[Difference]()
+    result = list[Difference]()
     for difference in differences(spec, goal):
         if difference.path not in STACKS or difference.after is None:
-            found.append(difference)
+            result.append(difference)
             continue
         other = {"encoder": "decoder", "decoder": "encoder"}.get(difference.path, "")
         if getattr(spec, other, None):
@@ -235,9 +235,9 @@ def to_override(model: Tree, spec: ModelSpec, goal: ModelSpec) -> Iterator[Diffe
             # a table without a kind, which a later override would write, is of the slot's default kind
             parts = {name: part for name, part in defaults.items() if isinstance(part, Part)}
             start = table = {name: part.kind for name, part in parts.items() if part.kind != part.default_kind}
-        found.append(Difference(difference.path, None, start, difference.owner))
-        found += differences(parse(type(difference.after), table), difference.after, f"{difference.path}.")
-    yield from both_stacks(found)
+        result.append(Difference(difference.path, None, start, difference.owner))
+        result += differences(parse(type(difference.after), table), difference.after, f"{difference.path}.")
+    yield from both_stacks(result)
 
 
 def to_assignment(difference: Difference) -> str:

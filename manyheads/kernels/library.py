@@ -43,8 +43,8 @@ class Library:
         best = int(library.best_variant())
         self.variants = VARIANTS[: best + 1]
         if variant is not None and variant not in self.variants:
-            known = ", ".join((*self.variants, NO_KERNELS))
-            raise UsageError(f"{VARIANT} is {variant!r}, expected one of {known} on this processor")
+            names = ", ".join((*self.variants, NO_KERNELS))
+            raise UsageError(f"{VARIANT} is {variant!r}, expected one of {names} on this processor")
         self.variant = best if variant is None else VARIANTS.index(variant)
 
 

@@ -206,8 +206,8 @@ class Plan:
         batch, length, _ = x_BLD.shape
         tokens, threads = batch * length, num_threads()
         for buffer in (*keys, *values):  # C writes to them
-            known = buffer.dtype == torch.float32 and buffer.device.type == "cpu" and buffer.is_contiguous()
-            if not known or (len(buffer), buffer.shape[2]) != (batch, keys[0].shape[2]):
+            is_supported = buffer.dtype == torch.float32 and buffer.device.type == "cpu" and buffer.is_contiguous()
+            if not is_supported or (len(buffer), buffer.shape[2]) != (batch, keys[0].shape[2]):
                 raise InputShapeError("the caches of this state are not those of this model in float32 on a CPU")
         registers = torch.empty(self.width * tokens, dtype=torch.float32, device="cpu")
         start = self.input.start * tokens

@@ -68,7 +68,7 @@ def heatmap(
     cells = values.tolist()
     if visible is not None:
         pairs = zip(cells, visible.tolist(), strict=True)
-        cells = [[value if seen else None for value, seen in zip(*pair, strict=True)] for pair in pairs]
+        cells = [[value if is_visible else None for value, is_visible in zip(*pair, strict=True)] for pair in pairs]
     return Heatmap(title, cells, rows, columns, row_axis, column_axis)
 
 

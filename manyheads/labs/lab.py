@@ -86,14 +86,14 @@ class Lab:
 
     def parameters(self) -> list[Parameter]:
         """The flags: one per parameter, or per field of a parameter that is a dataclass."""
-        found = list[Parameter]()
+        parameters = list[Parameter]()
         for name, kind, default in self.signature():
             flags = [(name, kind, default)]
             if is_dataclass(kind):
                 hints = get_type_hints(kind, include_extras=True)
                 flags = [(x.name, hints[x.name], getattr(default, x.name, NO_DEFAULT)) for x in fields(kind)]
-            found += [read_parameter(self.id, *flag) for flag in flags]
-        return found
+            parameters += [read_parameter(self.id, *flag) for flag in flags]
+        return parameters
 
     def signature(self) -> list[tuple[str, Any, Any]]:
         """The name, type and default of each parameter of the function, without `seed` and `progress`."""
@@ -116,11 +116,11 @@ class Lab:
 
     def check(self, parameters: Parameters) -> None:
         """Raises if there is no such parameter, or if its value has another type."""
-        known = {parameter.name: parameter for parameter in self.parameters()}
+        own_parameters = {parameter.name: parameter for parameter in self.parameters()}
         for name, value in parameters.items():
-            if name not in known:
-                raise UsageError(f"{self.id} has no parameter {quote(name)}{did_you_mean(name, known)}")
-            known[name].check(value)
+            if name not in own_parameters:
+                raise UsageError(f"{self.id} has no parameter {quote(name)}{did_you_mean(name, own_parameters)}")
+            own_parameters[name].check(value)
 
 
 def read_parameter(lab_id: str, name: str, hint: Any, default: Any) -> Parameter:
@@ -176,10 +176,12 @@ def find_lab(name: str) -> Lab:
 def choose_labs(names: Sequence[str]) -> list[Lab]:
     """The labs of some ids and chapters, in the order of the list; all of them for no name."""
     labs = all_labs()
-    known = {*labs, *(each.chapter for each in labs.values())}
+    ids_and_chapters = {*labs, *(each.chapter for each in labs.values())}
     for name in names:
-        if name not in known:
-            raise UsageError(f"no lab or chapter {quote(name)}{did_you_mean(name, known)}", hint="manyheads lab list")
+        if name not in ids_and_chapters:
+            raise UsageError(
+                f"no lab or chapter {quote(name)}{did_you_mean(name, ids_and_chapters)}", hint="manyheads lab list"
+            )
     return [each for each in labs.values() if not names or each.id in names or each.chapter in names]
 
 

@@ -76,7 +76,7 @@ def check_tree(check: Check) -> dict[str, Any]:
 
 
 def figure_tree(figure: Figure) -> dict[str, Any]:
-    kind = next(name for name, known in FIGURES.items() if isinstance(figure, known))
+    kind = next(name for name, figure_type in FIGURES.items() if isinstance(figure, figure_type))
     return {"kind": kind} | plain(asdict(figure))
 
 

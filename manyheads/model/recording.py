@@ -216,8 +216,8 @@ def record(model: nn.Module, only: Core | None = None, *, activations: bool = Tr
         def keep(core: Core, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor | None = None) -> None:
             query, key, value = args
             mask, positions, bias = kwargs["mask"], kwargs["positions"], kwargs.get("bias")
-            kept = {"value": value, "output": output} if activations else {}
-            tape.attentions.append(RecordedAttention(next(names), core, query, key, mask, positions, bias, **kept))
+            tensors = {"value": value, "output": output} if activations else {}
+            tape.attentions.append(RecordedAttention(next(names), core, query, key, mask, positions, bias, **tensors))
 
         return keep
 

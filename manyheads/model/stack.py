@@ -218,8 +218,8 @@ def append_inputs(state: StackState, inputs: Inputs) -> StackState:
     """The state after `inputs`, with copies of the caches for this step to extend."""
     batch, device = inputs.batch_size, inputs.tokens.device
     cached = (cache.key_value.key for cache in state.caches if cache.key_value is not None)
-    given = (tensor for tensor in (state.padding_mask, state.positions, state.document_ids) if tensor is not None)
-    if (tensor := next(chain(given, cached), None)) is not None:
+    tensors = (tensor for tensor in (state.padding_mask, state.positions, state.document_ids) if tensor is not None)
+    if (tensor := next(chain(tensors, cached), None)) is not None:
         check_batch(tensor, batch)
     padding_mask, positions, document_ids = inputs.padding_mask, None, inputs.document_ids
     if any(part is not None for part in (state.positions, state.padding_mask, inputs.positions, padding_mask)):

@@ -224,10 +224,11 @@ class Attention(nn.Module):
         key = context.position.rotate(self.key_norm(self.key(y_BMD)), context.position_data)
         return KeyValue(self.core.key_transform(key), self.value(y_BMD))
 
-    def forward(self, x_BLD: Tensor, memory: KeyValue, context: AttentionContext) -> Tensor:
+    def forward(self, x_BLD: Tensor, key_value: KeyValue, context: AttentionContext) -> Tensor:
         q = context.position.rotate(self.query_norm(self.query(x_BLD)), context.position_data)
         bias = context.position.bias(q, context.position_data, self.core.scale)
-        heads_BHLK = self.core(q, memory.key, memory.value, mask=context.mask, positions=context.positions, bias=bias)
+        k, v = key_value.key, key_value.value
+        heads_BHLK = self.core(q, k, v, mask=context.mask, positions=context.positions, bias=bias)
         return self.output(heads_BHLK.transpose(1, 2).flatten(2))
 
     def lower(

@@ -122,8 +122,8 @@ def router(sessions: Sessions) -> APIRouter:
     def walk(model: Walk) -> Tree:
         sessions[model.session]
         tree = override_model(start(model.target), model.overrides)
-        found = steps(tree, read_model(start(model.goal)))
-        return {"goal": model.goal, "title": name_of(model.goal), "steps": [asdict(step) for step in found]}
+        swap_steps = steps(tree, read_model(start(model.goal)))
+        return {"goal": model.goal, "title": name_of(model.goal), "steps": [asdict(step) for step in swap_steps]}
 
     return routes
 

@@ -164,11 +164,11 @@ def comparison_state(first: str, second: str) -> dict[str, str]:
 
 def strongest(tape: Tape, query: int, key: int) -> tuple[float, str]:
     """The largest weight of any head from one token to another, and where it is."""
-    found = []
+    candidates = []
     for name in tape.names():
         weights = tape.weights(name)[0, :, query, key]
-        found.append((float(weights.max()), f"{name}, head {int(weights.argmax())}"))
-    return max(found)
+        candidates.append((float(weights.max()), f"{name}, head {int(weights.argmax())}"))
+    return max(candidates)
 
 
 def order_facts(checkpoint: Checkpoint) -> list[Fact]:

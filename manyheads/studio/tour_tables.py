@@ -107,6 +107,6 @@ def pointer_tables() -> list[Tree]:
 def pointer_size(heads: int, layers: int) -> int:
     pointers, length = tree_pointers(heads, layers), (heads + 1) ** layers + 2  # two more than they can reach
     with torch.random.fork_rng():
-        found = receptive_field(pointers, length)
-    assert found == reached_positions(pointers, length - 1)[-1]
-    return len(found)
+        positions = receptive_field(pointers, length)
+    assert positions == reached_positions(pointers, length - 1)[-1]
+    return len(positions)

@@ -52,8 +52,8 @@ def answer(
     model_answer = Answer(question, guess, "model", guess, probability, smallest)
     if guess and probability >= threshold:
         return model_answer
-    found = database.look_up(question) if database is not None else None
-    return replace(model_answer, text=found, source="none" if found is None else "database")
+    answer = database.look_up(question) if database is not None else None
+    return replace(model_answer, text=answer, source="none" if answer is None else "database")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class PredictOptions:
 
 
 def ids_and_truncation(encodings: Sequence[Any]) -> tuple[list[list[int]], dict[int, Tree]]:
-    """Returns the ids of each encoding, and how many tokens are left of each truncated one."""
+    """Returns the ids of each encoding, and by index `truncated_to`, the tokens left, of each truncated one."""
     truncation = {
         i: {"truncated_to": len(encoding.ids)} for i, encoding in enumerate(encodings) if encoding.overflowing
     }

@@ -43,7 +43,7 @@ class TaskSpec(Part, slot="task"):
     the targets, evaluation reports loss and accuracy, and prediction generates text. Override what differs.
     """
 
-    fields: ClassVar[tuple[str, ...]]  # fields of the data that the task reads
+    fields: ClassVar[tuple[str, ...]]  # the columns of the data that the task reads
     architectures: ClassVar[tuple[str, ...]]  # those that can learn it; `manyheads new` suggests the first
     head_outputs: ClassVar[tuple[str, ...]] = ("tokens",)  # outputs of the heads that can learn it
     has_source: ClassVar[bool] = False  # whether the model generates a target for a source
@@ -149,7 +149,7 @@ class TaskSpec(Part, slot="task"):
     def encode(
         self, checkpoint: Checkpoint, texts: Sequence[str], options: PredictOptions
     ) -> tuple[list[list[int]], dict[int, Tree]]:
-        """Returns the input ids of each text, and how many tokens were read of each truncated one."""
+        """Returns the input ids of each text, and by index `truncated_to`, the tokens read, of each truncated one."""
         check_texts(texts)
         if options.chat:
             return checkpoint.encode_chats([options.messages(text) for text in texts]), {}
@@ -160,7 +160,7 @@ class TaskSpec(Part, slot="task"):
     def encode_checked(
         self, checkpoint: Checkpoint, options: PredictOptions, texts: Sequence[str]
     ) -> list[tuple[list[int], Tree]]:
-        """The ids of each text, with `truncated` if it was; raises if the model has no positions for new tokens."""
+        """Each text's ids, and `truncated_to` if it was; raises if the model has no positions for new tokens."""
         rows, truncation_by_row = self.encode(checkpoint, texts, options)
         if self.generates_text:
             checkpoint.text_generator.limits(rows, options.generation)
@@ -278,7 +278,7 @@ def predict(
 ) -> Any:
     """Applies a checkpoint to a text as `manyheads predict` does; returns a dict, or a list for a list of texts.
 
-    With `truncate`, a text that is longer than the model can read is truncated, and its result has `truncated`, the
+    With `truncate`, a text that is longer than the model can read is truncated, and its result has `truncated_to`, the
     number of tokens that were read. With `loops`, the result of a task that generates has `loop`, what the generated
     text repeats at its end, or None. Settings are those of `generation_config`. Without a tokenizer, a text consists of
     token ids, such as "3 14 15".

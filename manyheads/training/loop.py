@@ -75,7 +75,7 @@ def train(
     folder: str | Path,
     *,
     overrides: Sequence[str] = (),
-    device: str = "auto",
+    device: torch.device | str = "auto",
     resume: str = "auto",
     override_resume: Sequence[str] = (),
     progress: Callable[[Event], None] = lambda event: None,
@@ -87,12 +87,12 @@ def train(
     spec, folder = to_spec(run, overrides), Path(folder)
     event: Any = None  # after the loop, this is Finished
     with handle_signals() as should_stop:
-        target = resolve_device(device)
+        device = resolve_device(device)
         check_folder(folder, resume)
         prepared = prepare(spec)
-        check_resources(estimate_resources(prepared, folder, target))
+        check_resources(estimate_resources(prepared, folder, device))
         events = train_events(
-            prepared, folder, should_stop=should_stop, device=target, resume=resume, override_resume=override_resume
+            prepared, folder, should_stop=should_stop, device=device, resume=resume, override_resume=override_resume
         )
         for event in events:
             progress(event)

@@ -67,9 +67,10 @@ def add_lora(model: Model, spec: LoraSpec, *, seed: int, new: Collection[str]) -
     for name in spec.target_modules:
         matching = {path for path in layers if f".{path}".endswith(f".{name}")}
         if not matching:
-            known = {path.rpartition(".")[2] for path in layers}
+            layer_names = {path.rpartition(".")[2] for path in layers}
             raise IncompatibleError(
-                f"the model has no linear layer {quote(name)}{did_you_mean(name, known)}", ("lora", "target_modules")
+                f"the model has no linear layer {quote(name)}{did_you_mean(name, layer_names)}",
+                ("lora", "target_modules"),
             )
         targets |= matching
     for name, parameter in model.named_parameters():

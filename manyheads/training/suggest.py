@@ -115,8 +115,8 @@ def suggest_data(
         return tree, "as given"
     settings = {name: value for name, value in tree.items() if name not in ("kind", "path", "columns")}
     longer_first = task.longer_column_first
-    chosen = choose_columns(file, kind, columns=columns, longer_column_first=longer_first, settings=settings)
-    return tree | ({"columns": list(chosen.names)} if chosen.names else {}), chosen.reason
+    choice = choose_columns(file, kind, columns=columns, longer_column_first=longer_first, settings=settings)
+    return tree | ({"columns": list(choice.names)} if choice.names else {}), choice.reason
 
 
 # -------------------------------------------------------------------------------------------------------------- choices

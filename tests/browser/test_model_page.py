@@ -46,10 +46,10 @@ def open_model(page, address, **state):
     query = "&".join(f"{key}={value}" for key, value in {"tab": "model", **state}.items())
     page.goto("about:blank")
     page.goto(f"{address}#{query}")
-    settled(page)
+    wait_for_drawing(page)
 
 
-def settled(page):
+def wait_for_drawing(page):
     """Waits for the drawing and for its figures, which come after it."""
     page.locator(".model-svg svg").wait_for()
     page.locator(".model-figures:not(.waiting) #model-costs td").first.wait_for()
@@ -75,7 +75,7 @@ def test_a_swap_changes_drawing_figures_and_command_at_once(page, address):
     page.locator("[id='field-head']").select_option("untied")
     expect(page.locator("#model-command")).to_contain_text("head=untied")
     expect(page.locator("#model-parameters")).to_contain_text("+18,944,000")
-    settled(page)
+    wait_for_drawing(page)
     assert parameters(page) == before + 37000 * 512
     assert page.locator(".model-svg").inner_text() != drawn
     assert spec_of(page) == read("transformer-base", "encoder.position=rope", "head=untied")
@@ -138,7 +138,7 @@ def test_the_state_is_in_the_address(page, address):
     page.go_back()
     expect(page.locator("#model-command")).to_have_text(shown)
     page.reload()
-    settled(page)
+    wait_for_drawing(page)
     assert page.locator("#model-command").inner_text() == shown
 
 

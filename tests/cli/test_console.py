@@ -9,9 +9,10 @@ import pty
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
-from command import COMMAND_NAMES, error_of, run
+from command import COMMAND_NAMES, PRELOADED, error_of, run
 from rich.console import Console
 
 from manyheads.cli import console
@@ -22,6 +23,11 @@ from manyheads.errors import DataError, ManyheadsError
 GROUPS = {"data": ("show", "prepare"), "lab": ("list", "run", "notebook")}
 COMMANDS = [*([name] for name in COMMAND_NAMES if name not in GROUPS)]
 COMMANDS += [[group, name] for group, names in GROUPS.items() for name in names]
+
+
+@pytest.mark.parametrize("name", PRELOADED)
+def test_every_module_that_forks_preload_exists(name):
+    assert find_spec(name)
 
 
 def test_every_file_of_the_command_line_is_a_command_in_its_help():

@@ -13,6 +13,7 @@ from examples import (
     PAGES,
     blocks_of,
     check_output,
+    run_manyheads,
     run_page,
     write_checkpoints,
     write_fixtures,
@@ -55,6 +56,23 @@ def test_an_output_that_differs_is_found():
     for wrong in ("one\nthree\n", "four … seven\n", "on\n"):
         with pytest.raises(AssertionError):
             check_output(wrong, "one\ntwo\nthree\nfour five six\n")
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("look model text", "look model text --heads"),
+        ("look model --compare model --port 0", "look model --compare modle --port 0"),
+        ("look model", "look modle"),
+        ("demo --output runs/dates", "demo --output runs/dates 3"),
+        ("export model graph --to onnx", "export modle graph --to onnx"),
+    ],
+)
+def test_the_arguments_of_a_command_that_is_not_run_are_checked(tmp_path, right, wrong):
+    (tmp_path / "model").mkdir()
+    run_manyheads(right.split(), tmp_path)
+    with pytest.raises(AssertionError):
+        run_manyheads(wrong.split(), tmp_path)
 
 
 def test_every_block_has_a_language():

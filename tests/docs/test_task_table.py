@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 
 def test_the_table_has_every_task_with_its_shapes():
     table = re.search(
-        r"\| task \| fields \| architectures \|\n\|[-|]+\n((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8")
+        r"\| task \| columns \| architectures \|\n\|[-|]+\n((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8")
     )[1]
     rows = [line.strip("|").split(" | ") for line in table.splitlines()]
     architectures = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,6 +51,35 @@ def test_an_unknown_key_is_refused_by_name():
     with raises("generate.config", "temperatur"):
         generation_config(settings_of({"temperatur": 0.5}))
     assert read_checkpoint_settings({"temperatur": 0.5}, {}).unsupported == (), "a config has other keys too"
+
+
+class CountedWord(list):
+    """A bad word that counts how often it is compared."""
+
+    comparisons = 0
+    __hash__ = None
+
+    def __eq__(self, other):
+        CountedWord.comparisons += 1
+        return list(self) == other
+
+
+def test_bad_words_lose_the_eos_tokens_and_are_not_compared_with_each():
+    words = [CountedWord(word) for word in ([5], [3], [3, 4], [7], [5, 5])]
+    config = {"bad_words_ids": words, "eos_token_id": [3, 8, 5], "eot_token_id": 9}
+    assert read_checkpoint_settings(config, {}).settings["bad_words_ids"] == [[3, 4], [7], [5, 5]]
+    CountedWord.comparisons = 0
+    read_checkpoint_settings({"bad_words_ids": words, "eos_token_id": [*range(1024)]}, {})
+    assert CountedWord.comparisons <= len(words)
+
+
+def test_eos_tokens_keep_their_order_and_are_looked_up_in_a_set():
+    config = generation_config(eos_token_id=[9, 2, 5])
+    assert config.eos_token_id == config.effective_settings()["eos_token_id"]["value"] == (9, 2, 5)
+    assert config.eos_set == {9, 2, 5}
+    assert isinstance(config.eos_set, frozenset)
+    assert config.without_eos([4, 2, 5]) == [4]
+    assert replace(config, eos_token_id=(4,)).without_eos([2, 4, 5]) == [2]
 
 
 @pytest.mark.parametrize(

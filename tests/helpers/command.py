@@ -39,21 +39,20 @@ LIBRARY = [  # but no command: a process imports its own, and reads the options 
     "inspect.audit",
     "training.loop",
     "training.estimate",
-    "training.evaluate",
+    "training.evaluator",
     "checkpoint.exporter",
     "labs.processes",
     "labs.views.page_html",
 ]
-FORKS.set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",
-        *(f"manyheads.{module}" for module in LIBRARY),
-        *LAZY_IMPORTS,
-        "pytest",  # which a child imports with the test module of its `before`
-        "command",
-    ]
-)
+PRELOADED = [  # a name that does not exist would be skipped without an error
+    "torch",
+    "torch._dynamo",
+    *(f"manyheads.{module}" for module in LIBRARY),
+    *LAZY_IMPORTS,
+    "pytest",  # which a child imports with the test module of its `before`
+    "command",
+]
+FORKS.set_forkserver_preload(PRELOADED)
 
 
 @dataclass(frozen=True)

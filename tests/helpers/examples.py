@@ -16,10 +16,11 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
 from command import FORKS, run
 
 from manyheads import read_model
-from manyheads.cli import demo
+from manyheads.cli import console, demo
 from manyheads.errors import UnknownKindError
 from manyheads.spec import merge_trees, to_toml
 from manyheads.training.run import read_run
@@ -120,7 +121,8 @@ def run_manyheads(arguments, folder):
     arguments = [existing_step(argument, folder) for argument in arguments]
     is_page = arguments[0] == "look" and not {"--html", "--png", "--terminal"} & {*arguments}  # served until Ctrl-C
     if arguments[0] == "demo" or "onnx" in arguments or is_page:  # a minute each, and tested elsewhere
-        arguments = [arguments[0], "--help"]
+        check_arguments(arguments, folder)
+        return ""
     fewer = (*FEWER.get(arguments[0], ()), *(FEWER_ROWS if reads_generated(arguments, folder) else ()))
     done = run(*arguments, *fewer, cwd=folder, check=None, timeout=240)
     failed = done.returncode not in (0, 1) if arguments[0] == "audit" else done.returncode
@@ -128,6 +130,18 @@ def run_manyheads(arguments, folder):
     if target is not None:
         target.write_text(done.stdout)
     return done.stdout + done.stderr
+
+
+def check_arguments(arguments, folder):
+    """Parses the arguments of a command, which checks that its checkpoint exists, and does not run it."""
+    console.load_commands(arguments[0])
+    group = typer.main.get_command(console.app)
+    try:
+        with contextlib.chdir(folder), group.make_context("manyheads", [*arguments]) as context:
+            name, command, rest = group.resolve_command(context, [*arguments])
+            command.make_context(name, rest, parent=context)
+    except Exception as error:
+        raise AssertionError(f"manyheads {shlex.join(arguments)}: {console.as_error(error)}") from None
 
 
 def reads_generated(arguments, folder):

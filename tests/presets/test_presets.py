@@ -13,6 +13,7 @@ from manyheads.convert.match import canonical, differences
 from manyheads.labs.chapters.families import PARAMETERS
 from manyheads.spec import to_tree
 
+ROOT = Path(__file__).parents[2]
 # a preset, the published config it must agree with, and the architecture if the preset has another head
 CONFIGS = {
     "albert-base-v2": ("albert-base-v2", "AlbertForSequenceClassification"),
@@ -203,9 +204,12 @@ def test_a_preset_has_the_figures_of_its_paper(name):
 
 def test_every_preset_is_held_against_a_published_config_or_a_paper():
     assert sorted([*CONFIGS, *PAPERS]) == sorted(presets.names())
-    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    page, readme = (
+        " ".join((ROOT / name).read_text(encoding="utf-8").split()) for name in ("docs/models.md", "README.md")
+    )
     assert f"{len(PARAMETERS)} of the {len(presets.names())} presets" in page
     assert f"{len(CONFIGS)} presets with a Hugging Face architecture" in page
+    assert f"{len(presets.names())} presets, {len(CONFIGS)} of them checked field by field" in readme
 
 
 # claim N2: the position scheme of every family that the source documents name, and the rotated fraction of each head
@@ -228,7 +232,7 @@ def test_n2_a_preset_has_the_position_scheme_of_its_family_and_names_its_source(
 
 
 def test_n4_the_documentation_says_that_closed_models_cannot_be_loaded():
-    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
     (line,) = [block for block in text.replace("\n  ", " ").splitlines() if block.startswith("- Closed models")]
     assert all(name in line for name in ("ChatGPT", "Claude", "Gemini", "GPT-4"))
     assert "no preset for them and nothing to load" in line

@@ -192,9 +192,9 @@ def fine_tune(
     order, size = endless(len(rows), rng), min(64, len(rows))
 
     def batch(step: int) -> Batch:
-        chosen = [rows[next(order)] for _ in range(size)]
-        inputs = [[SPECIAL.bos, *question, SPECIAL.mask, *place] for question, place in chosen]
-        targets = [[IGNORE_INDEX] * (len(question) + 1) + [*place, SPECIAL.eos] for question, place in chosen]
+        sample = [rows[next(order)] for _ in range(size)]
+        inputs = [[SPECIAL.bos, *question, SPECIAL.mask, *place] for question, place in sample]
+        targets = [[IGNORE_INDEX] * (len(question) + 1) + [*place, SPECIAL.eos] for question, place in sample]
         return Batch(pad_rows(inputs, SPECIAL.pad), pad_targets(targets))
 
     fit(model, batch, mean_loss, steps=steps, lr=2e-3, warmup_steps=5, progress=progress, name="fine-tuning")

@@ -119,8 +119,8 @@ def code_of(lab: Lab) -> tuple[str, str, int]:
     if ast.get_docstring(node) is not None:
         docstring = node.body[0]
         skipped = range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1)
-    kept = [line for i, line in enumerate(source.splitlines(), 1) if i >= start and i not in skipped]
-    return "\n".join(kept), file_of(lab), first + start - 1
+    code = [line for i, line in enumerate(source.splitlines(), 1) if i >= start and i not in skipped]
+    return "\n".join(code), file_of(lab), first + start - 1
 
 
 def file_of(lab: Lab) -> str:

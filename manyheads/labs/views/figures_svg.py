@@ -112,11 +112,11 @@ class Plot:
         shown = [point for point in curve if is_shown(point[0], self.x.log) and is_shown(point[1], self.y.log)]
         if not shown:
             return ""
-        places = [self.at(*point) for point in shown]
-        path = "M" + "L".join(f"{number(a)} {number(b)}" for a, b in places)
+        positions = [self.at(*point) for point in shown]
+        path = "M" + "L".join(f"{number(a)} {number(b)}" for a, b in positions)
         step = math.ceil(len(shown) / MAX_MARKERS)
         marks = [
-            marker(series, *places[i], f"{name + ': ' if name else ''}{format_number(b)} at {format_number(a)}")
+            marker(series, *positions[i], f"{name + ': ' if name else ''}{format_number(b)} at {format_number(a)}")
             for i, (a, b) in enumerate(shown)
             if (i + series * (step // 3)) % step == 0
         ]

@@ -53,10 +53,10 @@ def report_html(outcomes: Sequence[Outcome], facts: Mapping[str, str], *, has_al
 
 def chapters_of(outcomes: Sequence[Outcome]) -> list[Chapter]:
     """The chapters of the documents, and those of a user's labs."""
-    known = dict(read_claims().chapters)
+    chapters = dict(read_claims().chapters)
     for outcome in outcomes:
-        known.setdefault(outcome.lab.chapter, Chapter(outcome.lab.chapter, outcome.lab.chapter, ""))
-    return list(known.values())
+        chapters.setdefault(outcome.lab.chapter, Chapter(outcome.lab.chapter, outcome.lab.chapter, ""))
+    return list(chapters.values())
 
 
 def contents(chapters: Sequence[Chapter], outcomes: Sequence[Outcome], has_errata: bool) -> str:

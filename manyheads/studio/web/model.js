@@ -143,21 +143,21 @@ export async function show(root) {
 
   // ---------------------------------------------------------------------------------------------------------- loading
 
-  async function load(wanted, byHand) {
+  async function load(newState, byHand) {
     const isCurrent = latest.begin();
-    pending = wanted;
+    pending = newState;
     try {
       let walked = steps;
-      const begins = JSON.stringify([wanted.target, wanted.groups, wanted.goal]);
-      if (!wanted.goal) walked = [];
+      const begins = JSON.stringify([newState.target, newState.groups, newState.goal]);
+      if (!newState.goal) walked = [];
       else if (!state || begins !== JSON.stringify([state.target, state.groups, state.goal])) {
-        walked = (await post("model/walk", { target: wanted.target, overrides: wanted.groups.flat(), goal: wanted.goal })).steps;
+        walked = (await post("model/walk", { target: newState.target, overrides: newState.groups.flat(), goal: newState.goal })).steps;
       }
-      wanted.step = Math.max(0, Math.min(wanted.step, walked.length));
-      const overrides = [...wanted.groups, ...walked.slice(0, wanted.step).map((step) => step.overrides)].flat();
-      const answer = await post("model/describe", { target: wanted.target, overrides });
+      newState.step = Math.max(0, Math.min(newState.step, walked.length));
+      const overrides = [...newState.groups, ...walked.slice(0, newState.step).map((step) => step.overrides)].flat();
+      const answer = await post("model/describe", { target: newState.target, overrides });
       if (!isCurrent()) return;
-      state = wanted;
+      state = newState;
       pending = null;
       steps = walked;
       shown = answer;

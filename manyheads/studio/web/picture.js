@@ -1,4 +1,4 @@
-// The picture that a model reads, with its patches: the attention of a query is drawn over it, the query and the key are framed.
+// The picture that a model reads, with its patches: the attention of a query is drawn over it, the query and the key are outlined.
 
 import { number, position, Surface } from "./canvas.js";
 import { theme } from "./colors.js";
@@ -36,7 +36,7 @@ export class PictureView {
     const width = Math.min(MAX_WIDTH, this.root.clientWidth || MAX_WIDTH);
     if (this.surface.width !== width) this.surface.resize(width, width);
     const text = chosen
-      ? `Orange: the query, ${chosen.names[0]}. Blue: its weights, relative to the largest, ${number(chosen.largest)}; framed: the key, ${chosen.names[1]}.`
+      ? `Orange: the query, ${chosen.names[0]}. Blue: its weights, relative to the largest, ${number(chosen.largest)}; outlined: the key, ${chosen.names[1]}.`
       : "Choose a cell of the matrix, or a patch as the query.";
     this.caption.textContent = text;
     this.canvas.setAttribute("aria-label", `Picture of ${this.across} × ${this.across} patches. ${text}`);
