@@ -185,7 +185,7 @@ class Part(Spec):
     kind: ClassVar[str]
     default_kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Part]]]
-    caption: ClassVar[str]  # its name in a drawing, by default kind and slot; "" if there is nothing to draw or describe
+    caption: ClassVar[str]  # its name in a drawing, by default kind and slot; "" to show nothing
 
     def __init_subclass__(
         cls, *, slot: str = "", default: str = "", kind: str = "", caption: str | None = None

@@ -59,7 +59,7 @@ class DecodingRules:
 
     def has_ended(self, token: int, new_tokens: Callable[[], list[int]]) -> bool:
         """Whether a sequence ends with this token, which is the last of its new tokens."""
-        return token in self.config.eos_token_id or (
+        return token in self.config.eos_set or (
             self.stopping_criteria is not None and self.stopping_criteria(new_tokens())
         )
 

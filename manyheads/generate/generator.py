@@ -66,7 +66,7 @@ class TextGenerator:
         for _, item in self.run([ids], config, [limit], cache):
             if not isinstance(item, int):
                 result = self.to_text(item[0], config, limit)
-            elif item not in config.eos_token_id and (piece := texts.push(item)):
+            elif item not in config.eos_set and (piece := texts.push(item)):
                 yield piece
         if piece := texts.send(result.text):
             yield piece
