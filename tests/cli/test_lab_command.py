@@ -281,3 +281,10 @@ def test_the_commands_that_a_lab_suggests_have_flags_that_it_takes(name):
         _, _, _, lab_id, *flags = shlex.split(re.sub(" --seed [0-9]+", "", command))
         assert lab_id == name
         read_flags([lab], flags)  # raises for a flag or a value that the lab does not take
+
+
+def test_every_lab_has_at_least_two_commands_to_try_next():
+    def commands(lab):
+        return {*next_commands(lab), counterexample_command(lab)} - {"", f"manyheads lab run {lab.id}"}
+
+    assert [name for name, lab in all_labs().items() if len(commands(lab)) < 2] == []
