@@ -248,6 +248,7 @@ def test_the_page_loads_nothing_and_shows_every_lab(own, tmp_path):
     page = path.read_text(encoding="utf-8")
     assert not re.search(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", page)
     assert "<script" not in page
+    assert {*re.findall(r'href="([^"]*)"', page)} <= {f"#{id_}" for id_ in re.findall(r'id="([^"]*)"', page)}
     for name in ("copying", "drawn-numbers", "wrong-claim", "raising"):
         assert f'id="lab-{name}"' in page
     assert "no luck" in page

@@ -44,7 +44,7 @@ def mask_before_softmax(
     A score of −∞ gets the weight e^−∞ = 0, and the softmax divides by the sum of the others: each row still sums to 1.
     Multiplied afterwards, the weights of the masked tokens are missing: in the document's matrix, the rows of "the" and
     "quick" sum to 0.91 and 0.77, so their outputs are no longer means: the earlier the word, the shorter its output.
-    A number does what −∞ does if it is so low that e to its power is rounded to 0: with −3 a later token keeps a weight.
+    A number does what −∞ does if e to its power is rounded to 0: with −3 a later token keeps a weight.
     """
     check_choice("when", when, ("before", "after"))
     printed, visible = torch.tensor(PRINTED, dtype=torch.float64), lower_triangle(3)
