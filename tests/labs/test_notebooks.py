@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from manyheads.labs.claims import read_claims
-from manyheads.labs.lab import all_labs, run_lab
+from manyheads.labs.lab import all_labs
 from manyheads.labs.views.notebook_file import notebook_json
 
 CHAPTERS = list(dict.fromkeys(lab.chapter for lab in all_labs().values()))
