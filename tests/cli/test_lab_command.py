@@ -133,6 +133,7 @@ def test_one_lab_prints_a_page(own):
     assert re.search(r"manyheads lab run drawn-numbers --bound 2 .*the claim fails", done.stdout)
     assert "def drawn_numbers(" in done.stdout
     assert "@lab" not in done.stdout
+    assert "Claim" not in done.stdout, "it judges no row"
     assert done.stdout.count("have a mean above 0") == 1, "the code has no docstring"
 
 
