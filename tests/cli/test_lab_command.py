@@ -133,6 +133,7 @@ def test_one_lab_prints_a_page(own):
     assert re.search(r"manyheads lab run drawn-numbers --bound 2 .*the claim fails", done.stdout)
     assert "def drawn_numbers(" in done.stdout
     assert "@lab" not in done.stdout
+    assert "Claim" not in done.stdout, "it judges no row"
     assert done.stdout.count("have a mean above 0") == 1, "the code has no docstring"
 
 
@@ -248,6 +249,7 @@ def test_the_page_loads_nothing_and_shows_every_lab(own, tmp_path):
     page = path.read_text(encoding="utf-8")
     assert not re.search(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", page)
     assert "<script" not in page
+    assert {*re.findall(r'href="([^"]*)"', page)} <= {f"#{id_}" for id_ in re.findall(r'id="([^"]*)"', page)}
     for name in ("copying", "drawn-numbers", "wrong-claim", "raising"):
         assert f'id="lab-{name}"' in page
     assert "no luck" in page
@@ -281,3 +283,10 @@ def test_the_commands_that_a_lab_suggests_have_flags_that_it_takes(name):
         _, _, _, lab_id, *flags = shlex.split(re.sub(" --seed [0-9]+", "", command))
         assert lab_id == name
         read_flags([lab], flags)  # raises for a flag or a value that the lab does not take
+
+
+def test_every_lab_has_at_least_two_commands_to_try_next():
+    def commands(lab):
+        return {*next_commands(lab), counterexample_command(lab)} - {"", f"manyheads lab run {lab.id}"}
+
+    assert [name for name, lab in all_labs().items() if len(commands(lab)) < 2] == []

@@ -15,7 +15,6 @@ from raising import raises
 from small_attention import make_mask, positions, seeds
 
 from manyheads.inspect.notebook import attention_table
-from manyheads.labs.plain import attend
 from manyheads.parts.core import ArgmaxSpec, DotSpec, check_rows
 from manyheads.spec import SLOTS
 
@@ -115,25 +114,3 @@ def test_b6_masked_cells_of_a_page_are_marked_and_its_texts_are_escaped():
     assert "<script>" not in text
     with raises("input.shape", (2, 2), (3, 2)):
         attention_table(weights, ["a", "b", "c"], ["a", "b"])
-
-
-# -------------------------------------------------------------------------------------------------------------- errata
-
-
-@given(first=sizes, second=sizes, seed=seeds)
-def test_erratum_e15_decomposable_attention_has_no_recurrence_either(first, second, seed):
-    """Parikh et al. 2016, section 3: attend, compare, aggregate. Every word is compared at once, whatever their order."""
-    torch.manual_seed(seed)
-    size = 4
-    score, compare = torch.nn.Linear(size, size).double(), torch.nn.Linear(2 * size, size).double()
-
-    def aggregate(a, b):
-        attended = attend(score(a).relu(), score(b).relu(), b)  # equations 1 and 2, with one network for both sides
-        return compare(torch.cat((a, attended), dim=-1)).relu().sum(0)
-
-    with torch.no_grad():
-        a, b = torch.randn(first, size).double(), torch.randn(second, size).double()
-        expected = aggregate(a, b)
-        assert torch.allclose(aggregate(a[torch.randperm(first)], b[torch.randperm(second)]), expected)
-        alone = sum(aggregate(word[None], b) for word in a)  # no word waits for another
-        assert torch.allclose(alone, expected)

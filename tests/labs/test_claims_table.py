@@ -67,6 +67,13 @@ def test_every_row_has_a_chapter():
     assert {row.chapter for row in claims.rows.values()} == set(claims.chapters)
 
 
+def test_every_worked_example_is_a_command_in_the_docs():
+    """The tests of the docs run its commands and compare what they print."""
+    page = (REPOSITORY / "docs" / "worked-examples.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^```sh\nmanyheads lab run ([\w-]+)[^`]*```\n\n```output$", page, re.MULTILINE)
+    assert sorted(commands) == sorted(lab.id for lab in read_claims().rows["P12"].labs())
+
+
 @pytest.mark.skipif(not CLAIMS_OF_DOCUMENTS.is_file(), reason="the list that the table follows is not here")
 def test_the_table_has_the_ids_of_the_list_it_follows():
     text = CLAIMS_OF_DOCUMENTS.read_text(encoding="utf-8")

@@ -32,20 +32,25 @@ def lower_triangle(length: int) -> Tensor:
     return torch.ones(length, length).tril().bool()
 
 
-@lab("masks", rows=("B1", "B2", "P12"), counterexample={"when": "after"})
+@lab("masks", rows=("B1", "B2", "P12"), counterexample={"when": "after"},
+     try_next=("--masked-score -3", "--masked-score -100"))  # fmt: skip
 def mask_before_softmax(
-    *, when: Annotated[str, "before or after the softmax: when the mask is applied"] = "before"
+    *,
+    when: Annotated[str, "before or after the softmax: when the mask is applied"] = "before",
+    masked_score: Annotated[float, "what is added to the score of a later token, in place of −∞"] = -10_000.0,
 ) -> Finding:
     """A mask is added to the scores before the softmax; multiplying by 0 and 1 after it is wrong.
 
     A score of −∞ gets the weight e^−∞ = 0, and the softmax divides by the sum of the others: each row still sums to 1.
     Multiplied afterwards, the weights of the masked tokens are missing: in the document's matrix, the rows of "the" and
     "quick" sum to 0.91 and 0.77, so their outputs are no longer means: the earlier the word, the shorter its output.
+    A number does what −∞ does if e to its power is rounded to 0: with −3 a later token keeps a weight.
     """
     check_choice("when", when, ("before", "after"))
     printed, visible = torch.tensor(PRINTED, dtype=torch.float64), lower_triangle(3)
     multiplied = printed * visible
-    masked = attention_weights(printed.log(), torch.eye(3, dtype=torch.float64), causal=True)
+    bias = torch.where(visible, 0.0, masked_score).double()
+    masked = attention_weights(printed.log(), torch.eye(3, dtype=torch.float64), bias_LM=bias)
     weights = masked if when == "before" else multiplied
     sums = [round(float(total), 10) for total in multiplied.sum(-1)]
     maps = {"No mask": printed, "Multiplied after the softmax": multiplied, "Added before the softmax": masked}

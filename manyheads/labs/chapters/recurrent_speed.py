@@ -16,6 +16,7 @@ from manyheads.labs.figures import Lines, Table
 from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, reported
 from manyheads.labs.fitting import count_calls, fastest, fit, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
+from manyheads.labs.plain import attend
 from manyheads.model.builder import Model, build
 from manyheads.model.cost import count_parameters
 from manyheads.model.spec import read_model
@@ -46,7 +47,9 @@ def sequential_steps(
     module = "cells.0" if recurrent else "decoder.layers.0"
     network, lengths = recurrent_model(seed), [n for n in (32, 64, 128, 256, 512, 1024) if n <= longest]
     short, long = 16, 32
-    depth = {name: [chain(model, n) for n in (short, long)] for name, model in (("net", network), ("layer", layer))}
+    depth = {
+        name: [chain(model(zeros(n))) for n in (short, long)] for name, model in (("net", network), ("layer", layer))
+    }
     per_token = (depth["net"][1] - depth["net"][0]) / (long - short)
     times = {
         name: [(float(n), 1e6 * fastest(partial(model, zeros(n)), 3) / n) for n in lengths]
@@ -72,9 +75,8 @@ def zeros(length: int) -> Tensor:
     return torch.zeros(1, length, dtype=torch.long)
 
 
-def chain(model: Model, length: int) -> int:
-    """The number of operations on the longest path of the graph of a forward pass."""
-    out: Tensor = model(zeros(length))
+def chain(out: Tensor) -> int:
+    """The number of operations on the longest path of the graph of an output."""
     depth: dict[Any, int] = {}
     stack = [out.grad_fn]
     while stack:
@@ -85,6 +87,56 @@ def chain(model: Model, length: int) -> int:
         else:
             depth[stack.pop()] = 1 + max((depth[parent] for parent in inputs), default=0)
     return depth[out.grad_fn]
+
+
+class Decomposable(nn.Module):
+    """Attend, compare, aggregate: one vector for a pair of sentences (Parikh et al. 2016, section 3)."""
+
+    def __init__(self, size: int, *, recurrent: bool) -> None:
+        super().__init__()
+        self.score, self.compare = nn.Linear(size, size), nn.Linear(2 * size, size)
+        self.reader = nn.RNN(size, size) if recurrent else None
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        if self.reader is not None:
+            a, b = self.reader(a)[0], self.reader(b)[0]
+        attended = attend(self.score(a).relu(), self.score(b).relu(), b)  # equations 1 and 2, one network for both
+        compared: Tensor = self.compare(torch.cat((a, attended), dim=-1)).relu()
+        return compared.sum(0)
+
+
+@lab("recurrent", errata=("E15",), counterexample={"recurrent": True},
+     try_next=("--words 40", "--recurrent --words 2"))  # fmt: skip
+def attention_before_the_transformer(
+    *,
+    words: Annotated[int, "words of each of the two sentences"] = 8,
+    width: Annotated[int, "numbers of a word"] = 16,
+    recurrent: Annotated[bool, "whether a recurrent network reads the words first"] = False,
+) -> Finding:
+    """A model that only attends, without recurrence, is older than the transformer.
+
+    Decomposable attention compares two sentences, a year before the transformer. Each word of the first attends to the
+    words of the second, a network compares it with the mean that it gets, and the results are added up. Every word is
+    compared at once: the output is the sum over words that are compared alone, their order does not matter, and more
+    words add nothing to the longest chain of operations. Most models of the time read the words with a recurrent
+    network first; then each word waits for the one before it.
+    """
+    model = Decomposable(width, recurrent=recurrent).double()
+    a, b = torch.randn(2, 2 * words, width, dtype=torch.float64)
+    first, second = a[:words], b[:words]
+    out = model(first, second)
+    with torch.no_grad():
+        reordered = (model(first.flip(0), second.flip(0)) - out).abs().max()
+        alone = (torch.stack([model(word[None], second) for word in first]).sum(0) - out).abs().max()
+    return Finding(
+        (
+            at_most("change of the output if the words of both sentences are reversed", reordered, 1e-9),
+            at_most("difference from the sum over words that are compared alone", alone, 1e-9),
+            equals(f"operations that {words} more words add to the longest chain", chain(model(a, b)) - chain(out), 0),
+        ),
+        correction="The transformer is not the first model without recurrence: decomposable attention (Parikh et al. "
+        "2016) has none either. It reads a pair of sentences and writes no text, so whether it counts is contested.",
+    )
 
 
 @lab("recurrent", rows=("P1",), smallest={"layers": 2, "kernel": 3}, full={"layers": 5, "kernel": 6},

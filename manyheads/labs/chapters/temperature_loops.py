@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.checkpoint.loading import load
 from manyheads.data.builtin import functions_of, read_sources, stdlib
 from manyheads.data.tokenizer import TokenizerSpec
 from manyheads.errors import InputError
@@ -182,6 +183,13 @@ def trained_decoder(
     return Checkpoint(model, tokenizer), ids, fmean(losses[-10:])
 
 
+def loaded_prompts(model: str, sentences: list[str], count: int) -> tuple[Checkpoint, list[list[int]]]:
+    """A checkpoint of the user's, and the first four words of some sentences as its input ids."""
+    checkpoint = load(model)
+    chosen = torch.randint(len(sentences), (count,)).tolist()
+    return checkpoint, checkpoint.to_input_ids([" ".join(sentences[i].split()[:4]) for i in chosen])
+
+
 @lab("temperature", rows=("K7",), errata=("E10",), seconds=(8.0, 60.0),
      smallest={"steps": 60, "prompts": 16, "tokens": 32, "files": 20},
      full={"steps": 1500, "prompts": 200, "tokens": 120}, counterexample={"coldest": 2.0},
@@ -189,33 +197,36 @@ def trained_decoder(
 def transformer_loop(
     *,
     coldest: Annotated[float, "lowest temperature"] = 0.0,
-    steps: Annotated[int, "optimizer steps"] = 200,
+    model: Annotated[str, "a checkpoint, folder or file, in place of a small transformer that is trained"] = "",
+    steps: Annotated[int, "optimizer steps of the small transformer"] = 200,
     prompts: Annotated[int, "texts that are continued at each temperature"] = 40,
     tokens: Annotated[int, "tokens of each continuation"] = 80,
     files: Annotated[int, "modules of the standard library whose docstrings are the text"] = 90,
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
-    """A small transformer ends in a loop far more often at temperature 0 than at temperature 1.
+    """A transformer ends in a loop far more often at temperature 0 than at temperature 1.
 
     For a transformer this is only observed. It reads all tokens before the next one, so a repeated pair of tokens need
     not be continued in the same way, and in some texts it is not. With a window of C tokens there are V^C states, and
-    the bound that they give is of no use. A loop is here what the end of a text repeats at least twice. A model that is
-    trained longer loops less.
+    the bound that they give is of no use. A loop is here what the end of a text repeats at least twice. A small model
+    is trained on docstrings and continues four tokens of them; one that is trained longer loops less. With `--model`
+    the lab loads a model of yours, such as a GGUF file, which continues the first four words of docstrings.
     """
-    checkpoint, ids, loss = trained_decoder(library_sentences(files), steps=steps, seed=seed, progress=progress)
-    rows = [ids[i : i + 4].tolist() for i in torch.randint(len(ids) - 4, (prompts,)).tolist()]
-
-    def continuations(temperature: float) -> list[list[int]]:
-        found: list[list[int]] = checkpoint.generate(
-            rows, max_new_tokens=tokens, temperature=temperature, seed=seed, suppress_tokens=SPECIAL
-        )
-        return found
-
-    texts = {temperature: continuations(temperature) for temperature in sorted({coldest, 0.2, 0.4, 0.6, 1.0, 1.5})}
+    sentences, loss = library_sentences(files), None
+    if model:
+        checkpoint, rows = loaded_prompts(model, sentences, prompts)
+    else:
+        checkpoint, ids, loss = trained_decoder(sentences, steps=steps, seed=seed, progress=progress)
+        rows = [ids[i : i + 4].tolist() for i in torch.randint(len(ids) - 4, (prompts,)).tolist()]
+    settings = {"max_new_tokens": tokens, "seed": seed} | ({} if model else {"suppress_tokens": SPECIAL})
+    temperatures, texts = sorted({coldest, 0.2, 0.4, 0.6, 1.0, 1.5}), dict[float, list[list[int]]]()
+    for done, temperature in enumerate(temperatures):
+        progress(f"temperature {temperature:g}", done, len(temperatures))
+        texts[temperature] = checkpoint.generate(rows, temperature=temperature, **settings)
     shares = {t: sum(find_repetition(text) is not None for text in found) / prompts for t, found in texts.items()}
     differ = sum(continues_otherwise(row[-2:] + text) for row, text in zip(rows, texts[coldest], strict=True))
-    digits = (4 + tokens) * math.log10(checkpoint.tokenizer.get_vocab_size())
+    digits = (max(map(len, rows)) + tokens) * math.log10(checkpoint.tokenizer.get_vocab_size())
     return Finding(
         (
             at_least(
@@ -226,7 +237,7 @@ def transformer_loop(
             at_most("share of texts with a loop at temperature 1", shares[1.0], 0.2),
             at_least(f"texts at {coldest:g} in which a repeated pair is continued in another way", differ, 1),
             reported("decimal digits of the bound V^C", math.floor(digits) + 1),
-            reported("loss of the model, in nats per token", loss),
+            *([] if loss is None else [reported("loss of the model, in nats per token", loss)]),
         ),
         (
             Lines("Share of texts that end in a loop", "temperature", "share", {"transformer": list(shares.items())}),

@@ -136,11 +136,10 @@ def finding_html(run: LabRun) -> str:
         for kind, name, text in (("correction", "Correction", finding.correction), ("note", "Note", finding.note))
         if text
     )
-    link = f'<a href="{escape(path)}">{escape(path)}</a>, line {line}'
     return f"""{checks_html(finding)}
 {"".join(map(figure_html, finding.figures))}
 {notes}<pre class="commands">{escape(chr(10).join(commands(run)))}</pre>
-<details><summary>Code: {link}</summary><pre>{escape(code)}</pre></details>"""
+<details><summary>Code: {escape(path)}, line {line}</summary><pre>{escape(code)}</pre></details>"""
 
 
 def commands(run: LabRun) -> Iterator[str]:

@@ -27,7 +27,9 @@ def page_text(run: LabRun, width: int) -> list[Section]:
     """The sections of the page; a line of prose has at most `width` characters."""
     finding, lab = run.finding, run.lab
     state = f"{MARKS[finding.verdict]} {finding.verdict}"
-    sections: list[Section] = [(lab.title, state), ("Claim", "\n".join(claim_lines(run, width)))]
+    sections: list[Section] = [(lab.title, state)]
+    if claims := "\n".join(claim_lines(run, width)):
+        sections.append(("Claim", claims))
     if lab.text:
         sections.append(("", paragraphs(lab.text, width)))
     sections.append(("Predicted and measured", checks_text(finding)))
