@@ -1,15 +1,15 @@
-"""The labs of the chapter on loss shaping: each holds, and fails with its counterexample; gold links of generated paragraphs."""
+"""The slow labs of the chapter on loss shaping: each holds, and fails with its counterexample; gold links of generated paragraphs."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from lab_verdicts import check_both_ways, labs_of
+from lab_verdicts import check_both_ways, slow_labs
 
 from manyheads.labs.paragraphs import MARKS, NAMES, TIMES, make_paragraph
 
 
-@pytest.mark.parametrize("name", labs_of("shaping"))
+@pytest.mark.parametrize("name", slow_labs("shaping"))
 def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)
 

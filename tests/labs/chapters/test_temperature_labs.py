@@ -1,4 +1,4 @@
-"""The labs of the chapter on temperature: each holds, and fails with its counterexample."""
+"""The slow labs of the chapter on temperature: each holds, and fails with its counterexample."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from lab_verdicts import check_both_ways, labs_of
+from lab_verdicts import check_both_ways, slow_labs
 
 from manyheads.labs.chapters.temperature import PairSource
 
 
-@pytest.mark.parametrize("name", labs_of("temperature"))
+@pytest.mark.parametrize("name", slow_labs("temperature"))
 def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)
 
