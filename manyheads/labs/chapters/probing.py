@@ -97,7 +97,8 @@ def at_chance(report: ProbeReport, layer: int) -> Check:
 
 @lab("probing", rows=("L1", "L2", "L3", "L7"), seconds=(20.0, 60.0), full={"layers": 4, "rows": 600, "steps": 1500},
      counterexample={"mask": "bidirectional"},
-     row_counterexamples={"L1": {"noise": 1e-6}, "L7": {"shuffled": False}},
+     row_counterexamples={"L1": {"noise": 1e-6, "steps": 1, "rows": 60},
+                          "L7": {"shuffled": False, "steps": 1, "rows": 60}},
      try_next=("--text biographies", "--scheme sinusoidal --rows 500"))  # fmt: skip
 def position_probe(
     *,

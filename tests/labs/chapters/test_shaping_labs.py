@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from lab_verdicts import check_both_ways, slow_labs
 
+from manyheads.labs.lab import all_labs, run_lab
 from manyheads.labs.paragraphs import MARKS, NAMES, TIMES, make_paragraph
 
 
@@ -35,3 +36,9 @@ def test_paragraphs_are_trees_and_their_links_are_what_decides_a_word():
             else:
                 assert one.words[word] in ("ran", "runs")
                 assert one.heads[linked] == word
+
+
+def test_a_negative_weight_breaks_the_rise_of_the_loss_and_nothing_else():
+    lab = all_labs()["shaping-price"]
+    finding = run_lab(lab, size="smallest", **lab.counterexample).finding
+    assert [check.name[:21] for check in finding.checks if check.holds is False] == ["L_near: largest fall "]
