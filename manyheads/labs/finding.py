@@ -62,7 +62,7 @@ class Finding:
     figures: tuple[Figure, ...] = ()
     correction: str = ""  # what is true instead, if the claim as the document states it is not
     note: str = ""  # what a reader should know about this result
-    corrected: tuple[str, ...] = ()  # rows that the correction is about; all of the lab if empty
+    corrected: tuple[str, ...] = ()  # rows that the correction is about; none if it belongs to an erratum alone
 
     def __post_init__(self) -> None:
         assert any(check.expected for check in self.checks), "a finding needs a prediction"
@@ -74,13 +74,14 @@ class Finding:
     def row_verdict(self, row: str) -> Verdict:
         """The verdict of one row: that of its own checks, and of those that judge every row."""
         checks = [check for check in self.checks if not check.rows or row in check.rows]
-        return verdict_of(checks, bool(self.correction) and (not self.corrected or row in self.corrected))
+        return verdict_of(checks, bool(self.correction) and row in self.corrected)
 
 
 def verdict_of(checks: Sequence[Check], is_corrected: bool) -> Verdict:
+    """What some checks say together; without a prediction they say nothing."""
     predictions = [check.holds for check in checks if check.expected]
     if False in predictions:
         return "fails"
-    if None in predictions:
+    if None in predictions or not predictions:
         return "undecided at this size"
     return "holds with a correction" if is_corrected else "holds"

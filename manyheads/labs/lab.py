@@ -8,7 +8,8 @@
         \"\"\"
 
 Its parameters are the flags of `manyheads lab run copying`; a frozen dataclass gives its fields as flags.
-`counterexample` has parameters for which the claim is false.
+`counterexample` has parameters for which the claim is false; a row that stays true with them has its own in
+`row_counterexamples`.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Lab:
     smallest: Parameters = field(default_factory=dict)
     full: Parameters = field(default_factory=dict)
     counterexample: Parameters = field(default_factory=dict)  # for which the claim is false
+    row_counterexamples: Mapping[str, Parameters] = field(default_factory=dict)  # of rows that need another one
     try_next: tuple[str, ...] = ()  # flags of two other runs
 
     @property

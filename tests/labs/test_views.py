@@ -90,12 +90,20 @@ def test_a_check_of_one_row_decides_no_other():
     assert finding.row_verdict("F2") == "holds"
     corrected = Finding((Check("x", 1.0, "≤ 1", True),), correction="y is 2", corrected=("F3",))
     assert [corrected.row_verdict(row) for row in ("F2", "F3")] == ["holds", "holds with a correction"]
+    of_an_erratum = Finding((Check("x", 1.0, "≤ 1", True),), correction="y is 2")
+    assert (of_an_erratum.verdict, of_an_erratum.row_verdict("F2")) == ("holds with a correction", "holds")
 
 
-def test_rows_of_checks_and_corrections_are_rows_of_their_lab():
-    for name in ("residual-connection", "large-embeddings"):
-        finding, rows = run_lab(name).finding, set(all_labs()[name].rows)
-        assert {row for check in finding.checks for row in check.rows} | set(finding.corrected) <= rows
+def test_a_row_that_no_check_judges_does_not_hold():
+    finding = Finding((*judging("F2", Check("x", 1.0, "≤ 1", True)), Check("y", 2.0)))
+    assert [finding.row_verdict(row) for row in ("F2", "F3")] == ["holds", "undecided at this size"]
+
+
+def test_a_correction_of_an_erratum_leaves_its_rows_as_they_are():
+    finding = run_lab("bias-as-factor").finding
+    assert finding.correction
+    assert finding.row_verdict("A21") == "holds"
+    assert run_lab("residual-connection").finding.row_verdict("F3") == "holds with a correction"
 
 
 @pytest.mark.parametrize(("cores", "text"), [(1, "1 core,"), (2, "2 cores,")])

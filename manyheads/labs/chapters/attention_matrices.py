@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import InputShapeError
+from manyheads.errors import InputError, InputShapeError
 from manyheads.inspect.notebook import attention_table
 from manyheads.labs.chapters.attention import FLOAT64, orthonormal
 from manyheads.labs.figures import Heatmap, Lines, Table
-from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true
+from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, judging
 from manyheads.labs.fitting import count_calls, small_model
 from manyheads.labs.lab import OnProgress, check_choice, lab, no_progress
-from manyheads.labs.plain import attend, attention_weights, head_context, plain_core
+from manyheads.labs.plain import attend, head_context, plain_core
 from manyheads.model.builder import build
 from manyheads.model.cache import NoCache
 from manyheads.model.spec import read_model
 from manyheads.parts.attention import Attention, AttentionContext, HeadsSpec
-from manyheads.parts.core import DotSpec, MergedQKSpec, check_rows, inverse_root
+from manyheads.parts.core import DotSpec, MergedQKSpec, inverse_root
 from manyheads.parts.position import AttentionPosition
 
 
-@lab("attention", rows=("A3", "P8"), counterexample={"transpose": "T"},
+@lab("attention", rows=("A3", "P8"), counterexample={"transpose": "T"}, row_counterexamples={"P8": {"batched": False}},
      try_next=("--batch 5 --length 4 --dim 3", "--transpose T --batch 5"))  # fmt: skip
 def batched_shapes(
     *,
@@ -32,6 +34,7 @@ def batched_shapes(
     batch: Annotated[int, "b, the number of sentences"] = 4,
     length: Annotated[int, "l, the number of tokens"] = 4,
     dim: Annotated[int, "d, the size of a vector"] = 4,
+    batched: Annotated[bool, "whether attention is given all tokens at once, instead of one after another"] = True,
 ) -> Finding:
     """A batch of scores is (b, l, d)·(b, d, l) → (b, l, l): the last two axes are swapped, and never the batch.
 
@@ -53,18 +56,26 @@ def batched_shapes(
     weights = torch.softmax(scores / dim**0.5, dim=-1)
     ids = torch.zeros(batch, length, dtype=torch.long)
     recurrent = build(read_model({"vocab": 16, "recurrent": {"width": 8, "source": False}}))
-    calls = count_calls(small_model(layers=1), "decoder.layers.0.attention.core", ids)
+    model, parts = small_model(layers=1), (ids,) if batched else ids.split(1, dim=1)
+    calls = sum(count_calls(model, "decoder.layers.0.attention.core", part) for part in parts)
     return Finding(
         (
-            equals("shape of the scores", shape(scores), shape(expected)),
-            is_true("changing the last sentence leaves the scores of the first as they are", scores[0].equal(other[0])),
-            is_true("the weights are those of the package", torch.allclose(weights, expected, atol=1e-5)),
-            is_true("the package refuses keys with swapped axes, by their shapes", refuses_wrong_axes(length, dim)),
-            equals("calls of attention for the batch", calls, 1),
-            equals("calls of a recurrent cell for the batch", count_calls(recurrent, "cells.0", ids), length),
+            *judging(
+                "A3",
+                equals("shape of the scores", shape(scores), shape(expected)),
+                is_true("the weights are those of the package", torch.allclose(weights, expected, atol=1e-5)),
+                is_true("the package refuses keys with swapped axes, by their shapes", refuses_wrong_axes(length, dim)),
+            ),
+            *judging(
+                "P8",
+                is_true("changing the last sentence leaves the scores of the first as they are",
+                        scores[0].equal(other[0])),
+                equals("calls of attention for the batch", calls, 1),
+                equals("calls of a recurrent cell for the batch", count_calls(recurrent, "cells.0", ids), length),
+            ),
         ),
         (shape_table(batch, length, dim),),
-    )
+    )  # fmt: skip
 
 
 def shape(x: Tensor) -> str:
@@ -99,39 +110,53 @@ TURKISH, ENGLISH = ("kediler", "fareleri", "kovalar"), ("cats", "chase", "mice")
 
 
 @lab("attention", rows=("A12", "A13", "P12"), counterexample={"memory": "another"},
+     row_counterexamples={"A12": {"asks": "English"}, "P12": {"asks": "English"}},
      try_next=("--length 1", "--length 100"))  # fmt: skip
 def one_or_two_sequences(
     *,
     memory: Annotated[str, "itself or another: the sequence that attention reads"] = "itself",
     length: Annotated[int, "number of tokens"] = 5,
+    asks: Annotated[str, "Turkish or English: the words that have a row in the page"] = "Turkish",
 ) -> Finding:
     """Attention is a matrix between two sequences; self-attention is the same operation with one sequence twice.
 
     The weights have a row for each token that asks and a column for each token that is read. In the document's matrix
     between a Turkish and an English sentence, the highest weight of a row is the translation of its word: "kovalar" is
-    last and means "chase". Self-attention takes the queries, keys and values from one sequence: `attend(x, x)` gives
-    the bits of a self-attention layer.
+    last and means "chase". Read by columns it is no attention: these do not sum to 1. Self-attention takes the queries,
+    keys and values from one sequence: `attend(x, x)` gives the bits of a self-attention layer.
     """
     check_choice("memory", memory, ("itself", "another"))
+    check_choice("asks", asks, ("Turkish", "English"))
     table = torch.tensor(ALIGNMENT)
-    check_rows(table)
-    page = attention_table(table, TURKISH, ENGLISH)
+    cells = page_cells(*((table, TURKISH, ENGLISH) if asks == "Turkish" else (table.T, ENGLISH, TURKISH)))
+    highest = [[i for i, (classes, _) in enumerate(row) if "highest" in classes] for row in cells]
     model: Any = small_model("encoder", layers=1)
     layer = model.encoder.layers[0]
     x, other = torch.randn(2, 1, length, 32)
     context = attention_context(length)
     read = layer.attention.key_value(x if memory == "itself" else other, context)
     same = torch.equal(layer.self_attention(x, context, NoCache()), layer.attention(x, read, context))
-    given_back = attention_weights(table.log(), torch.eye(3))
     return Finding(
         (
-            equals("highest weight of each row", str(table.argmax(-1).tolist()), "[0, 2, 1]"),
-            at_most("largest difference from the softmax of its logarithms", (given_back - table).abs().max(), 1e-6),
-            equals("cells of the matrix in a page", page.count("<td"), 9),
-            is_true("attend(x, x) has the bits of the self-attention layer", same),
+            *judging(
+                "A12 P12",
+                equals("cells of the page", str([[float(text) for _, text in row] for row in cells]), str(ALIGNMENT)),
+                equals("highest weight of each row of the page", str(highest), "[[0], [2], [1]]"),
+            ),
+            *judging("A13", is_true("attend(x, x) has the bits of the self-attention layer", same)),
         ),
         (Heatmap("Attention between two sentences", ALIGNMENT, TURKISH, ENGLISH),),
     )
+
+
+def page_cells(weights: Tensor, queries: Sequence[str], keys: Sequence[str]) -> list[list[tuple[str, str]]]:
+    """The classes and the text of every cell of a page, row by row; none if the page refuses the matrix."""
+    try:
+        page = attention_table(weights, queries, keys)
+    except InputError:
+        return []
+    rows = [re.findall(r'<td class="([^"]*)"[^>]*>([^<]*)</td>', row) for row in page.split("<tr>")]
+    return [row for row in rows if row]
 
 
 def attention_context(length: int, *, causal: bool = False) -> AttentionContext:
@@ -178,7 +203,7 @@ def descend(x: Tensor, targets: Tensor, starts: int, steps: int, progress: OnPro
 
 @lab("attention", rows=("A10", "A11", "P12"), seconds=(2, 9), smallest={"steps": 800},
      full={"steps": 5000, "starts": 200}, counterexample={"projected": False},
-     try_next=("--beta 2", "--steps 100"))  # fmt: skip
+     row_counterexamples={"A10": {"beta": 1.0, "steps": 1}}, try_next=("--beta 2", "--steps 100"))  # fmt: skip
 def query_key_value(
     *,
     projected: Annotated[bool, "whether queries and values are projections of x"] = True,
@@ -209,21 +234,26 @@ def query_key_value(
     curves = {f"start {i + 1}": list(enumerate(losses[:, i].tolist(), 1))[::20] for i in range(min(5, losses.shape[1]))}
     return Finding(
         (
-            at_most("without projections: largest distance of c₂ from x₂", stays, 1e-6),
-            at_least(
-                "smallest distance of c₂ from u_b, divided by β", min((out - b).norm() for out in changed) / beta, 1.5
+            *judging(
+                "A10 P12",
+                at_most("without projections: largest distance of c₂ from x₂", stays, 1e-6),
+                at_least("smallest distance of c₂ from u_b, divided by β",
+                         min((out - b).norm() for out in changed) / beta, 1.5),
             ),
-            at_most("distance of c₂ from u_b", (built[1] - b).norm(), 1e-6),
-            at_most("distance of c₁ from u_b − u_c", (built[0] - b + c).norm(), 1e-6),
-            at_most("gradient descent: squared error divided by β², best start", losses[-1].min(), 1e-4),
-            at_least("share of starts below 0.0001", (losses[-1] < 1e-4).double().mean(), 0.2),
+            *judging(
+                "A11 P12",
+                at_most("distance of c₂ from u_b", (built[1] - b).norm(), 1e-6),
+                at_most("distance of c₁ from u_b − u_c", (built[0] - b + c).norm(), 1e-6),
+                at_most("gradient descent: squared error divided by β², best start", losses[-1].min(), 1e-4),
+                at_least("share of starts below 0.0001", (losses[-1] < 1e-4).double().mean(), 0.2),
+            ),
         ),
         (
             parts_map("Without projections: how much of each vector an output has", plain_outputs(u), u),
             parts_map("With Q, K and V", built, u),
             Lines("Gradient descent from random starts", "step", "squared error divided by β²", curves, log_y=True),
         ),
-    )
+    )  # fmt: skip
 
 
 def parts_map(title: str, outputs: Tensor, u: Tensor) -> Heatmap:
@@ -252,9 +282,9 @@ def scoring_parameters(attention: Attention) -> int:
     return sum(p.numel() for part in (attention.query, attention.key, attention.core) for p in part.parameters())
 
 
-def merge_error(dtype: torch.dtype, width: int, heads: int, *, causal: bool, scaled: bool) -> float:
+def merge_error(dtype: torch.dtype, width: int, heads: int, size: int, *, causal: bool, scaled: bool) -> float:
     """The largest difference between the weights of two projections and of the one merged from them."""
-    separate, merged = merged_pair(dtype, width, heads, scaled=scaled)
+    separate, merged = merged_pair(width, heads, size, dtype=dtype, scaled=scaled)
     x, context = torch.randn(2, 6, width, dtype=dtype), attention_context(6, causal=causal)
     one, other = (
         a.core.weights(a.query(x), a.key(x), mask=context.mask, positions=context.positions) for a in (separate, merged)
@@ -262,16 +292,25 @@ def merge_error(dtype: torch.dtype, width: int, heads: int, *, causal: bool, sca
     return float((one - other).abs().max().detach())
 
 
-def merged_pair(dtype: torch.dtype, width: int, heads: int, *, scaled: bool) -> tuple[Any, Any]:
-    """Attention with two projections, and with the one merged from them."""
-    pair: list[Any] = [HeadsSpec(heads=heads, bias=False).build(width, core) for core in (DotSpec(), MergedQKSpec())]
+def merged_pair(
+    width: int, heads: int, size: int, *, dtype: torch.dtype = torch.float64, scaled: bool = True
+) -> tuple[Any, Any]:
+    """Attention with two projections to heads of a size, and with the one merged from them."""
+    spec = HeadsSpec(heads=heads, size=size, bias=False)
+    pair: list[Any] = [spec.build(width, core) for core in (DotSpec(), MergedQKSpec())]
     separate, merged = (attention.to(dtype) for attention in pair)
     with torch.no_grad():
         merged.query.weight.copy_(merged_weight(separate.query.weight, separate.key.weight, heads, scaled=scaled))
     return separate, merged
 
 
-def train_merged(merged: Attention, steps: int = 30) -> None:
+def count_pair(width: int, heads: int, size: int) -> tuple[int, int]:
+    """The parameters of the scores, counted from the modules: of two projections, and of the merged one."""
+    separate, merged = map(scoring_parameters, merged_pair(width, heads, size))
+    return separate, merged
+
+
+def train_merged(merged: Attention, steps: int) -> None:
     """Fits random targets, so that the matrices leave the rank they began with."""
     width = merged.output.out_features
     x, target = torch.randn(2, 8, 6, width, dtype=torch.float64)
@@ -283,12 +322,15 @@ def train_merged(merged: Attention, steps: int = 30) -> None:
 
 
 @lab("attention", rows=("A17", "A18", "A19"), errata=("E2",), counterexample={"scaled": False},
+     row_counterexamples={"A18": {"head_size": 5}, "A19": {"steps": 0}},
      try_next=("--heads 2", "--width 64 --heads 8"))  # fmt: skip
 def one_matrix_for_query_and_key(
     *,
     width: Annotated[int, "J, the width of x"] = 24,
-    heads: Annotated[int, "K, the number of heads, of size I = J / K"] = 4,
+    heads: Annotated[int, "K, the number of heads"] = 4,
+    head_size: Annotated[int, "I, the size of a head; 0 for J / K"] = 0,
     scaled: Annotated[bool, "whether the merged matrix includes 1/√I"] = True,
+    steps: Annotated[int, "training steps of the merged matrices"] = 30,
 ) -> Finding:
     """One J × J matrix per head can replace the matrices of query and key; it has J² parameters instead of 2IJ.
 
@@ -296,48 +338,75 @@ def one_matrix_for_query_and_key(
     singular value decomposition gives two matrices back. But W̃ has J² parameters, against 2IJ of the two, which is the
     same for I = J/2 and K/2 times as many for I = J/K. Trained, it can reach the rank J, which two matrices cannot.
     """
-    size = width // heads
+    size = head_size or width // heads
     cases = {("float32", 1e-6): torch.float32, ("float64", 1e-12): torch.float64}
     checks = [
         at_most(f"largest difference of a weight, {name}, {'causal' if causal else 'no mask'}",
-                merge_error(dtype, width, heads, causal=causal, scaled=scaled), bound)
+                merge_error(dtype, width, heads, size, causal=causal, scaled=scaled), bound)
         for (name, bound), dtype in cases.items() for causal in (False, True)
     ]  # fmt: skip
-    separate, merged = merged_pair(torch.float64, width, heads, scaled=True)
+    separate, merged = merged_pair(width, heads, size)
+    printed_error = error_as_printed(separate)
     weight = merged.query.weight.detach().clone()
     query, key = split_weight(weight, heads, size)
     back = (merged_weight(query, key, heads) - weight).abs().max()
     before = torch.linalg.svdvals(weight.unflatten(0, (heads, -1)))
-    train_merged(merged)
+    train_merged(merged, steps)
     after = torch.linalg.svdvals(merged.query.weight.detach().unflatten(0, (heads, -1)))
     ranks = [int((values / values[:, :1] > 1e-9).sum(-1).max()) for values in (before, after)]
-    checks += [
-        equals("parameters of the two matrices, 2KIJ", scoring_parameters(separate), 2 * heads * size * width),
-        equals("parameters of one matrix per head, KJ²", scoring_parameters(merged), heads * width**2),
-        at_most("rank of the merged matrix", ranks[0], size),
-        at_most("largest difference after splitting it by its singular values", back, FLOAT64),
-        equals("rank after training", ranks[1], width),
-        uniform_as_printed(width, weight[:width]),
-    ]
+    two, one = scoring_parameters(separate), scoring_parameters(merged)
+    half = count_pair(width, heads, width // 2)
+    return Finding(
+        (
+            *judging(
+                "A17",
+                *checks,
+                at_least("as printed, with t₁ twice: largest difference of a weight", printed_error, 0.1),
+            ),
+            *judging(
+                "A18",
+                equals("parameters of the two matrices, 2KIJ", two, 2 * heads * size * width),
+                equals("parameters of one matrix per head, KJ²", one, heads * width**2),
+                equals("the second divided by the first; K/2 for I = J/K", one / two, heads / 2),
+                equals(f"the same for I = J/2 = {width // 2}", half[1] / half[0], 1.0),
+            ),
+            *judging(
+                "A19",
+                at_most("rank of the merged matrix", ranks[0], size),
+                at_most("largest difference after splitting it by its singular values", back, FLOAT64),
+                equals("rank after training", ranks[1], width),
+            ),
+        ),
+        (singular_values(before, after), count_table(width)),
+        correction="The derivation in the document writes the key as L(t₁, J₂); it must read L(t₂, J₂).",
+    )
+
+
+def singular_values(before: Tensor, after: Tensor) -> Lines:
     curves = {name: list(enumerate(values[0].tolist(), 1)) for name, values in (("merged", before), ("trained", after))}
-    singular = Lines("Singular values of a merged matrix", "number", "singular value", curves, log_y=True)
-    correction = "The derivation in the document writes the key as L(t₁, J₂); it must read L(t₂, J₂)."
-    return Finding(tuple(checks), (singular, count_table(width)), correction)
+    return Lines("Singular values of a merged matrix", "number", "singular value", curves, log_y=True)
 
 
-def uniform_as_printed(width: int, matrix: Tensor) -> Check:
-    """Erratum E2: with t₁ in both places, the score does not depend on t₂, and the weights are all equal."""
-    x = torch.randn(6, width, dtype=matrix.dtype)
-    printed = torch.softmax(((x @ matrix.T) * x).sum(-1, keepdim=True).expand(-1, 6), dim=-1)
-    name = "as printed, with t₁ twice: largest difference between two weights of a row"
-    return equals(name, float((printed - printed[:, :1]).abs().max()), 0)
+@torch.no_grad()
+def error_as_printed(separate: Any, length: int = 6) -> float:
+    """Erratum E2: how much the weights of the printed derivation differ from those of attention.
+
+    softmax over t₂ of 1/√I Σ L(t₁, j₁) W_Q[i, j₁] W_K[i, j₂] L(t₁, j₂).
+    """
+    x, context = torch.randn(1, length, separate.output.out_features, dtype=torch.float64), attention_context(length)
+    q_HLI, k_HLI = separate.query(x)[0], separate.key(x)[0]
+    right = separate.core.weights(q_HLI[None], k_HLI[None], mask=context.mask, positions=context.positions)[0]
+    scores_HL1 = torch.einsum("hti,hti->ht", q_HLI, k_HLI)[..., None] * inverse_root(q_HLI.shape[-1])
+    printed = torch.softmax(scores_HL1.expand_as(right), dim=-1)  # no number of it depends on t₂
+    return float((printed - right).abs().max())
 
 
 def count_table(width: int) -> Table:
     rows = []
     for heads in (h for h in (1, 2, 4, 8) if width % h == 0):
         size = width // heads
-        rows.append((heads, size, 2 * heads * size * width, heads * width**2, heads / 2))
+        two, one = count_pair(width, heads, size)
+        rows.append((heads, size, two, one, one / two))
     return Table(
         f"Parameters of the scores at J = {width}", ("K", "I", "separate, 2KIJ", "merged, KJ²", "ratio, K/2"), rows
     )

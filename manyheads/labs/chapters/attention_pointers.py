@@ -11,7 +11,7 @@ from torch import nn
 from manyheads.inspect import measure
 from manyheads.labs.chapters.attention import orthonormal
 from manyheads.labs.figures import Heatmap, Table, heatmap
-from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true
+from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, judging
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import OnProgress, check_choice, lab, no_progress
 from manyheads.labs.plain import attend, attention_weights
@@ -141,12 +141,20 @@ def receptive_field_of_pointers(
     short = len(receptive_field(tree_pointers(max_count, 2), max_count + 1, core))
     return Finding(
         (
-            equals("pairs k, n with a receptive field of (k + 1)ⁿ tokens", exact, len(cases)),
-            equals("random pointers: receptive fields that are those of the tree", alike, draws),
-            is_true("random pointers: no receptive field above (k + 1)ⁿ", all(size <= bound for size, bound in sizes)),
-            at_least("random pointers: receptive fields below (k + 1)ⁿ", sum(size < bound for size, bound in sizes), 1),
-            at_most(f"receptive field at t = {max_count} for pointers that would reach {(max_count + 1) ** 2} tokens",
-                    short, max_count + 1),
+            *judging(
+                "A15 P12",
+                equals("pairs k, n with a receptive field of (k + 1)ⁿ tokens", exact, len(cases)),
+                is_true("random pointers: no receptive field above (k + 1)ⁿ", all(x <= bound for x, bound in sizes)),
+                at_least("random pointers: receptive fields below (k + 1)ⁿ", sum(x < bound for x, bound in sizes), 1),
+            ),
+            *judging(
+                "A16",
+                equals("random pointers: receptive fields that are those of the tree", alike, draws),
+                at_most(
+                    f"receptive field at t = {max_count} for pointers that would reach {(max_count + 1) ** 2} tokens",
+                    short, max_count + 1,
+                ),
+            ),
         ),
         (tree_map(2, 3), Table("Measured receptive field", ("heads k", "layers n", "(k + 1)ⁿ", "measured"), rows)),
         correction="(k + 1)ⁿ is the largest size, not the size: pointers that meet give fewer tokens, and a causal "

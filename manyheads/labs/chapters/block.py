@@ -94,11 +94,12 @@ def feed_forward(
 
 
 @lab("block", rows=("F2", "F3"), errata=("E16",), counterexample={"masks_itself": False},
-     try_next=("--no-masks-itself", "--tokens 12"))  # fmt: skip
+     row_counterexamples={"F2": {"residual": False}}, try_next=("--no-masks-itself", "--tokens 12"))  # fmt: skip
 def residual_connection(
     *,
     tokens: Annotated[int, "number of tokens"] = 5,
     masks_itself: Annotated[bool, "a token may not attend to itself"] = True,
+    residual: Annotated[bool, "whether the layer that should have a residual connection has one"] = True,
 ) -> Finding:
     """Without a residual connection, what attention does not pick up is lost.
 
@@ -108,15 +109,15 @@ def residual_connection(
     """
     x, attention = torch.randn(tokens, WIDTH), HeadsSpec(heads=2).build(WIDTH, DotSpec())
 
-    def output(x_LD: Tensor, residual: PreSpec | NoResidualSpec, *, detached: bool) -> Tensor:
+    def output(x_LD: Tensor, spec: PreSpec | NoResidualSpec, *, detached: bool) -> Tensor:
         sublayer = partial(self_attention, attention, masks_itself=masks_itself, detached=detached)
-        return residual.build(NoNormSpec(), WIDTH, 1)(x_LD, [sublayer])
+        return spec.build(NoNormSpec(), WIDTH, 1)(x_LD, [sublayer])
 
-    def gradients(residual: PreSpec | NoResidualSpec, *, detached: bool) -> Tensor:
-        jacobian = torch.autograd.functional.jacobian(partial(output, residual=residual, detached=detached), x)
+    def gradients(spec: PreSpec | NoResidualSpec, *, detached: bool) -> Tensor:
+        jacobian = torch.autograd.functional.jacobian(partial(output, spec=spec, detached=detached), x)
         return jacobian.norm(dim=(1, 3))
 
-    without, with_it = NoResidualSpec(), PreSpec()
+    without, with_it = NoResidualSpec(), PreSpec() if residual else NoResidualSpec()
     stated, lost, kept = (gradients(r, detached=d) for r, d in ((without, False), (without, True), (with_it, True)))
     with torch.no_grad():
         summed = output(x, with_it, detached=False) - output(x, without, detached=False)
@@ -218,11 +219,14 @@ def large_embeddings(
                 at_most("largest difference from σ(1 − σ) · gradient of z, relative to the gradient of z",
                         float(((saturated.probability - formula).abs() / saturated.logit).max()), 1e-6),
             ),
-            at_most(f"no LayerNorm: gradient with embeddings × {factor:g}, relative", ratio(plain, factor), 1e-3),
-            near("LayerNorm: the same, as a power of ten", math.log10(ratio(normed, factor)), 0.0, 1.0),
-            at_least("no LayerNorm, cross-entropy of wrong predictions: the same",
-                     float((saturated.cross_entropy / plain[1.0].cross_entropy)[saturated.is_wrong].median()), 0.1),
-            reported("median σ(1 − σ), no LayerNorm", float(saturated.slope.median())),
+            *judging(
+                "F5",
+                at_most(f"no LayerNorm: gradient with embeddings × {factor:g}, relative", ratio(plain, factor), 1e-3),
+                near("LayerNorm: the same, as a power of ten", math.log10(ratio(normed, factor)), 0.0, 1.0),
+                at_least("no LayerNorm, cross-entropy of wrong predictions: the same",
+                         float((saturated.cross_entropy / plain[1.0].cross_entropy)[saturated.is_wrong].median()), 0.1),
+            ),
+            *judging("P4", at_most("no LayerNorm: median of σ(1 − σ)", float(saturated.slope.median()), 1e-3)),
         ),
         (Lines("Gradient at the embeddings, relative to × 1 (median)", "factor", "gradient", curves, {"1e-3": 1e-3},
                log_x=True, log_y=True),),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyheads.labs.chapters.attention_matrices import attention_context
 from manyheads.labs.chapters.attention_pointers import receptive_field, tree_pointers
 from manyheads.labs.figures import Bars, Lines, Table
-from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, near, reported
+from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, judging, near, reported
 from manyheads.labs.fitting import fastest, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.labs.plain import head_context
@@ -60,12 +60,14 @@ def reads_own_chunk(width: int, heads: int) -> bool:
 
 
 @lab("heads", rows=("C1", "C2", "C3"), counterexample={"interleaved": True},
+     row_counterexamples={"C2": {"biases": True}, "C3": {"biases": True}},
      try_next=("--heads 1", "--width 512 --heads 8"))  # fmt: skip
 def three_ways_to_split_heads(
     *,
     width: Annotated[int, "d, the width of x"] = 24,
     heads: Annotated[int, "h, the number of heads"] = 4,
     interleaved: Annotated[bool, "whether a head takes every h-th column, instead of neighbouring ones"] = False,
+    biases: Annotated[bool, "whether the matrices that are counted have biases"] = False,
 ) -> Finding:
     """Heads can divide the width, have all of it each, or read a chunk of x each: 4d², 4hd² or 3d²/h + d² parameters.
 
@@ -73,27 +75,31 @@ def three_ways_to_split_heads(
     `nn.MultiheadAttention`. In the drawing of many lectures each head is as wide as the model, and the h·d columns
     are projected back to d: h times the cost. The cheapest splits x first, so that a head sees only its chunk.
     """
-    kinds: dict[str, tuple[type[AttentionSpec], int]] = {
-        "divided": (HeadsSpec, 4 * width**2),
-        "wide": (WideSpec, 4 * heads * width**2),
-        "chunks": (NarrowSpec, 3 * width**2 // heads + width**2),
+    kinds: dict[str, tuple[str, type[AttentionSpec], int]] = {
+        "divided": ("C1", HeadsSpec, 4 * width**2),
+        "wide": ("C2", WideSpec, 4 * heads * width**2),
+        "chunks": ("C3", NarrowSpec, 3 * width**2 // heads + width**2),
     }
     checks, counts, x = list[Check](), dict[str, float](), torch.randn(1, 3, width)
-    for name, (spec, expected) in kinds.items():
-        attention = spec(heads=heads, bias=False, output_bias=False).build(width, DotSpec())
+    for name, (row, spec, expected) in kinds.items():
+        attention = spec(heads=heads, bias=biases, output_bias=biases).build(width, DotSpec())
         counts[name] = count_parameters(attention)
-        checks += [
+        checks += judging(
+            row,
             equals(f"{name}: parameters", count_parameters(attention), expected),
             equals(f"{name}: shape of the output", str(tuple(run_attention(attention, x).shape)), f"(1, 3, {width})"),
-        ]
+        )
     with_biases = count_parameters(HeadsSpec(heads=heads).build(width, DotSpec()))
     difference = torch_difference(width, heads, interleaved=interleaved)
     return Finding(
         (
             *checks,
-            equals("divided, with biases: parameters", with_biases, 4 * width**2 + 4 * width),
-            is_true("chunks: a head reads only its chunk", reads_own_chunk(width, heads)),
-            at_most("divided: largest difference from nn.MultiheadAttention", difference, 1e-5),
+            *judging(
+                "C1",
+                equals("divided, with biases: parameters", with_biases, 4 * width**2 + 4 * width),
+                at_most("divided: largest difference from nn.MultiheadAttention", difference, 1e-5),
+            ),
+            *judging("C3", is_true("chunks: a head reads only its chunk", reads_own_chunk(width, heads))),
         ),
         (Bars(f"Parameters of {heads} heads at width {width}", "parameters", counts),),
     )

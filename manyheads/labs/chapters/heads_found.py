@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -14,7 +15,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.inspect.dependencies import Link, RelationHead, relation_heads
 from manyheads.inspect.measure import head_patterns
 from manyheads.labs.figures import Cell, Heatmap, Table
-from manyheads.labs.finding import Finding, at_least, reported
+from manyheads.labs.finding import Check, Finding, at_least, equals, judging, reported
 from manyheads.labs.fitting import fit, small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.model.recording import record
@@ -27,6 +28,7 @@ TAGS = ("noun", "verb")
 WORDS = ("?", *SUBJECTS, *RUN, *PREPOSITIONS, *ARTICLES, *ADVERBS, *ADJECTIVES, *NOUNS, *VERBS, *TAGS)
 IDS = {word: i for i, word in enumerate(WORDS)}
 LENGTH = 20
+IS_FOUND = 0.75  # accuracy of a head that attends to the word before
 DOCUMENT = ((("I", "run", "a", "small", "business"), 1, "verb"), (("I", "went", "for", "a", "run"), 4, "noun"))
 
 Sentence = tuple[list[str], int, int, str]  # its words, the positions of "run" and of the subject, noun or verb
@@ -105,8 +107,8 @@ def what_heads_find(
     "I run a small business" and "I went for a run": the word before tells a verb from a noun, and the subject is "I" in
     both. A model of one layer learns both answers at the word "run" from generated sentences. The highest weight of a
     head is compared with the best fixed offset, which needs no model: a head that finds the subject does what no offset
-    can. The word before is at an offset of −1 by definition; with some seeds a head attends to it, with others none
-    does.
+    can. The word before is at an offset of −1 by definition. If a head attends to it, it must do so in the two
+    sentences; with some seeds there is such a head, with others none.
     """
     rng = random.Random(seed)
     model = small_model("encoder", vocab=len(WORDS), head="untied", seed=seed, layers=1,
@@ -118,19 +120,26 @@ def what_heads_find(
     validation = [sentence(rng) for _ in range(sentences)]
     tags, subjects = accuracies(model, collate(validation))
     found = {each.relation: each for each in relation_heads(checkpoint, [links(sentence) for sentence in validation])}
-    subject = found["subject"]
+    subject, before = found["subject"], found["word before noun"]
     pair = collate([(list(words), position, 0, tag) for words, position, tag in DOCUMENT])
     pair_tags, pair_subjects = accuracies(model, pair)
     return Finding(
         (
-            at_least("right tags of sentences not trained on", tags, 0.95),
-            at_least("right subjects of sentences not trained on", subjects, 0.95),
-            at_least("subject: accuracy of the best head above that of the best offset",
-                     subject.accuracy - subject.offset_accuracy, 0.3),
+            *judging(
+                "C6",
+                at_least("right tags of sentences not trained on", tags, 0.95),
+                at_least("right subjects of sentences not trained on", subjects, 0.95),
+                at_least("subject: accuracy of the best head above that of the best offset",
+                         subject.accuracy - subject.offset_accuracy, 0.3),
+            ),
+            *judging(
+                "C6 P12",
+                at_least("the two sentences of the document: right tags", pair_tags, 1.0),
+                at_least("the two sentences of the document: right subjects", pair_subjects, 1.0),
+                attended_from_run(model, before.head if before.accuracy >= IS_FOUND else None),
+            ),
             *(reported(f"word before {tag}: accuracy of the best head", found[f"word before {tag}"].accuracy)
               for tag in TAGS),
-            reported("the two sentences of the document: right tags", pair_tags),
-            reported("the two sentences of the document: right subjects", pair_subjects),
         ),
         (relation_table("Where the highest weight is, beside the best fixed offset", found),
          pattern_table(checkpoint, validation),
@@ -155,20 +164,51 @@ def relation_table(title: str, found: dict[str, RelationHead]) -> Table:
 
 
 def pattern_table(checkpoint: Checkpoint, sentences: list[Sentence]) -> Table:
-    """How much weight each head has on fixed patterns, over all words."""
+    """How much weight each head has on fixed patterns, over all words, and on its best fixed offset."""
     names = ("previous", "first", "self", "next", "same")
-    patterns = head_patterns(checkpoint, [[IDS[word] for word in words] for words, *_ in sentences[:100]])
+    ids = [[IDS[word] for word in words] for words, *_ in sentences[:100]]
     rows = list[list[Cell]]()
-    for pattern in patterns:
-        rows.append([f"head {pattern.head}", *(round(pattern.measures[name], 3) for name in names)])
-    return Table("Mean weight of all words on a pattern", ("head", *names), rows)
+    for pattern, (offset, weight) in zip(
+        head_patterns(checkpoint, ids), best_offsets(checkpoint.model, ids), strict=True
+    ):
+        scores = [round(pattern.measures[name], 3) for name in names]
+        rows.append([f"head {pattern.head}", *scores, offset, round(weight, 3)])
+    columns = ("head", *names, "best fixed offset", "weight on it")
+    return Table("Mean weight of all words on a pattern", columns, rows)
 
 
 @torch.no_grad()
-def attention_from_run(model: nn.Module, words: list[str], position: int) -> Heatmap:
+def best_offsets(model: nn.Module, rows: list[list[int]]) -> list[tuple[int, float]]:
+    """For each head of the first layer, the fixed offset that has most weight, and the mean of that over all words."""
+    offsets = range(1 - LENGTH, LENGTH)
+    totals = list[Tensor]()
+    for ids in rows:
+        with record(model) as tape:
+            model(torch.tensor([ids]))
+        weights_HLL = F.pad(tape[0].weights()[0], (0, LENGTH - len(ids), 0, LENGTH - len(ids)))
+        totals.append(torch.stack([weights_HLL.diagonal(offset, dim1=1, dim2=2).sum(-1) for offset in offsets]))
+    means, best = (torch.stack(totals).sum(0) / sum(map(len, rows))).max(dim=0)
+    return [(offsets[i], mean) for i, mean in zip(best.tolist(), means.tolist(), strict=True)]
+
+
+@torch.no_grad()
+def weights_from_run(model: nn.Module, words: Sequence[str], position: int) -> Tensor:
     """The weights from "run" to each word, a row per head."""
     with record(model) as tape:
         model(torch.tensor([[IDS[word] for word in words]]))
-    weights = tape[0].weights(rows=position)[0]
+    return tape[0].weights(rows=position)[0]
+
+
+def attended_from_run(model: nn.Module, head: int | None) -> Check:
+    """What a head attends to most from "run" in the two sentences, if there is one that finds the word before."""
+    name = 'the two sentences: word that the head for the word before attends to most from "run"'
+    if head is None:
+        return reported(name, "no head attends to the word before")
+    found = [words[weights_from_run(model, words, position)[head].argmax()] for words, position, _ in DOCUMENT]
+    return equals(name, ", ".join(found), ", ".join(words[position - 1] for words, position, _ in DOCUMENT))
+
+
+def attention_from_run(model: nn.Module, words: list[str], position: int) -> Heatmap:
+    weights = weights_from_run(model, words, position)
     names = [f"head {i}" for i in range(len(weights))]
     return Heatmap(f'Weights from "run" in "{" ".join(words)}"', weights.tolist(), names, words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 from statistics import mean, stdev
 from typing import Annotated, Any
@@ -12,20 +13,20 @@ from torch import Tensor, nn
 from manyheads.labs.chapters.attention import orthonormal
 from manyheads.labs.chapters.attention_matrices import lecture_vectors
 from manyheads.labs.figures import Bars, Table
-from manyheads.labs.finding import Finding, at_least, at_most, is_true, judging, near, reported
+from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, judging, near, reported
 from manyheads.labs.fitting import fit
 from manyheads.labs.knowledge.experiment import (
     FULL,
     SMALLEST,
     SYNTHESIZER,
     THREE_SEEDS,
+    Experiment,
     PeopleRuns,
     accuracy,
     all_replies,
-    majority_of,
     right,
 )
-from manyheads.labs.lab import OnProgress, lab, no_progress
+from manyheads.labs.lab import OnProgress, check_choice, lab, no_progress
 from manyheads.labs.plain import head_context
 from manyheads.metrics.confidence import mcnemar
 from manyheads.parts.core import Core, CoreSpec
@@ -38,15 +39,18 @@ SYNTHESIZER_CORRECTION = (
 )
 
 
-@lab("knowledge", rows=("I1", "I2", "I3", "I4"), seconds=(50.0, 160.0), smallest=SMALLEST | {"synthesizer": False},
-     full=FULL, counterexample={"steps": 0}, try_next=("--steps 300", "--people 160"))  # fmt: skip
+@lab("knowledge", rows=("I1", "I2", "I3", "I4"), seconds=(50.0, 160.0), smallest=SMALLEST, full=FULL,
+     counterexample={"steps": 0},
+     row_counterexamples={"I1": {"baseline": "rarest"}, "I2": {"steps_of_none": SMALLEST["steps"]}},
+     try_next=("--steps 300", "--people 160"))  # fmt: skip
 def birth_places(
     *,
     runs: PeopleRuns = THREE_SEEDS,
     width: Annotated[int, "width of the model"] = 64,
     layers: Annotated[int, "layers of the model"] = 1,
     fine_tuning: Annotated[int, "steps of fine-tuning"] = 40,
-    synthesizer: Annotated[bool, "also train the model with Synthesizer attention"] = True,
+    steps_of_none: Annotated[int, "steps of pretraining of the model that should have none"] = 0,
+    baseline: Annotated[str, "majority or rarest: the place that the baseline always answers"] = "majority",
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
@@ -57,23 +61,31 @@ def birth_places(
     people, with gaps that it fills in: prefix <mask> suffix <mask> content. A third one does so with Synthesizer
     attention, softmax(ReLU(XA + b₁) B + b₂) XV, which compares no tokens. The baseline is the most common birth place.
     """
+    check_choice("baseline", baseline, ("majority", "rarest"))
     changes: dict[str, Any] = {"width": width, "layers": layers, "fine_tuning_steps": fine_tuning}
     arms = {
-        "not pretrained": runs.run(seed, progress, **changes | {"steps": 0}),
+        "not pretrained": runs.run(seed, progress, **changes | {"steps": steps_of_none}),
         "pretrained": runs.run(seed, progress, **changes),
+        "Synthesizer, pretrained": runs.run(seed, progress, **changes | {"core": SYNTHESIZER}),
     }
-    if synthesizer:
-        arms["Synthesizer, pretrained"] = runs.run(seed, progress, **changes | {"core": SYNTHESIZER})
     scores = {name: [accuracy(right(each.validation)) for each in arm] for name, arm in arms.items()}
-    none, dot, *others = (right(all_replies(arm, held_out=False)) for arm in arms.values())
-    means, majority = {name: mean(values) for name, values in scores.items()}, majority_of(arms["pretrained"])
+    none, dot, synthesizer = (right(all_replies(arm, held_out=False)) for arm in arms.values())
+    means = {name: mean(values) for name, values in scores.items()}
     common = [reply.place == each.people.majority() for each in arms["pretrained"] for reply in each.validation]
+    below = accuracy(dot) - accuracy(synthesizer)
+    answers, most_common = constant_answers(arms["pretrained"], baseline)
+    shown, counted = (constant_accuracy(arms["pretrained"], each) for each in (answers, most_common))
     deviations = {name: stdev(values) for name, values in scores.items()} if runs.seeds > 1 else {}
-    rows = [[name, *(f"{value:.1%}" for value in values), f"{majority:.1%}"] for name, values in scores.items()]
+    rows = [[name, *(f"{value:.1%}" for value in values), f"{shown:.1%}"] for name, values in scores.items()]
     columns = ["model", *(f"seed {each}" for each in range(seed, seed + runs.seeds)), "majority baseline"]
     return Finding(
         (
-            reported("majority baseline", majority),
+            *judging(
+                "I1",
+                equals("what the baseline always answers", ", ".join(answers), ", ".join(most_common)),
+                equals("results with the share of that place beside them",
+                       sum(row[-1] == f"{counted:.1%}" for row in rows), len(rows)),
+            ),
             *judging(
                 "I2",
                 at_most("not pretrained: accuracy", means["not pretrained"], 0.1),
@@ -87,22 +99,38 @@ def birth_places(
             ),
             *judging(
                 "I4",
-                *(at_least("Synthesizer above not pretrained by", accuracy(o) - accuracy(none), 0) for o in others),
-                *(at_most("exact McNemar p, Synthesizer against not pretrained", mcnemar(o, none), 0.01)
-                  for o in others),
+                at_least("Synthesizer above not pretrained by", accuracy(synthesizer) - accuracy(none), 0),
+                at_most("exact McNemar p, Synthesizer against not pretrained", mcnemar(synthesizer, none), 0.01),
+                at_least("Synthesizer below the other by", below, 0) if below >= 0 else
+                reported("Synthesizer below the other by", below),
             ),
-            *(reported("Synthesizer below the other by", accuracy(dot) - accuracy(o)) for o in others),
-            *(reported("exact McNemar p, Synthesizer against the other", mcnemar(o, dot)) for o in others),
+            reported("majority baseline", shown),
+            reported("exact McNemar p, Synthesizer against the other", mcnemar(synthesizer, dot)),
             *(reported(f"{name}: standard deviation", value) for name, value in deviations.items()),
         ),
         (
             Bars("Accuracy on people of whom no question was seen", "accuracy", means, deviations,
-                 {"majority baseline": majority}),
+                 {"majority baseline": shown}),
             Table("Accuracy by seed", columns, rows),
         ),
-        correction=SYNTHESIZER_CORRECTION if synthesizer else "",
+        correction=SYNTHESIZER_CORRECTION if below < 0 else "",
         corrected=("I4",),
     )  # fmt: skip
+
+
+def constant_answers(arm: Sequence[Experiment], baseline: str) -> tuple[list[str], list[str]]:
+    """For each seed, the place that the baseline always answers; and the most common place, counted by hand."""
+    places = [[place for _, place in each.people.train] for each in arm]
+    rarest = [min(each, key=each.count) for each in places]
+    majority = [each.people.majority() for each in arm]
+    return majority if baseline == "majority" else rarest, [max(each, key=each.count) for each in places]
+
+
+def constant_accuracy(arm: Sequence[Experiment], answers: Sequence[str]) -> float:
+    """The accuracy of one answer to every question, a place per seed; as a mean over the seeds."""
+    return mean(
+        accuracy([r.place == answer for r in each.validation]) for each, answer in zip(arm, answers, strict=True)
+    )
 
 
 @lab("knowledge", errata=("E9",), counterexample={"biographies": 4000},

@@ -15,7 +15,7 @@ from typing import Annotated
 from manyheads.data.tables import PairsSpec
 from manyheads.files.database import AnswerDatabase
 from manyheads.labs.figures import Bars, Lines, Table
-from manyheads.labs.finding import Check, Finding, at_least, at_most, reported
+from manyheads.labs.finding import Check, Finding, at_least, at_most, judging, reported
 from manyheads.labs.knowledge.experiment import (
     FULL,
     ONE_SEED,
@@ -172,12 +172,18 @@ def abstention(
     table = [[each.question, each.text or "unknown", each.source, f"{each.probability:.3f}"] for each, _ in rows[::6]]
     return Finding(
         (
-            at_least(
-                "accuracy of the model above the threshold, less without", shares["model above it"] - without, 0.0
+            *judging(
+                "I8",
+                at_least("accuracy of the model above the threshold, less without",
+                         shares["model above it"] - without, 0.0),
+                at_least("accuracy with the database, less without", with_both - without, 0.0),
+                *(at_least(f"answers with the source {name}", count[name], 1) for name in ("model", "database")),
             ),
-            at_least("accuracy with the database, less without", with_both - without, 0.0),
-            *(at_least(f"answers with the source {name}", count[name], 1) for name in ("model", "database", "none")),
-            at_least("accuracy on the queue after fine-tuning on it", accuracy(learned), 0.9),
+            *judging(
+                "I9",
+                at_least("answers with the source none", count["none"], 1),
+                at_least("accuracy on the queue after fine-tuning on it", accuracy(learned), 0.9),
+            ),
             reported("coverage", len(answered) / len(rows)),
             reported("majority baseline", majority_of(experiments)),
         ),
@@ -185,7 +191,7 @@ def abstention(
             Bars("Accuracy of the answers that are given", "accuracy", shares),
             Table("Answers and their sources", ["question", "answer", "source", "probability"], table),
         ),
-    )
+    )  # fmt: skip
 
 
 def with_database(experiment: Experiment, threshold: float) -> list[tuple[Answer, str]]:

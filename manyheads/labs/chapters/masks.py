@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyheads.errors import InputError
 from manyheads.inspect.notebook import attention_table
 from manyheads.labs.figures import heatmap
-from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near
+from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, judging, near
 from manyheads.labs.fitting import output_changes, small_model
 from manyheads.labs.lab import check_choice, lab
 from manyheads.labs.plain import attention_weights
@@ -56,13 +56,19 @@ def mask_before_softmax(
     maps = {"No mask": printed, "Multiplied after the softmax": multiplied, "Added before the softmax": masked}
     return Finding(
         (
-            at_most("largest difference between a row sum and 1", (weights.sum(-1) - 1).abs().max(), 1e-6),
-            equals("largest weight of a later token", float(weights[~visible].max()), 0),
-            at_most("largest difference from the rows [1, 0, 0], [.039, .961, 0], [.01, .41, .58]",
-                    (weights - torch.tensor(RENORMALIZED)).abs().max(), 5e-4),
-            equals("row sums if multiplied after the softmax", str(sums), "[0.91, 0.77, 1.0]"),
-            is_true("check_rows finds the rows that were multiplied", is_refused(multiplied)),
-            is_true("and accepts those of the package", not is_refused(masked)),
+            *judging(
+                "B1",
+                at_most("largest difference between a row sum and 1", (weights.sum(-1) - 1).abs().max(), 1e-6),
+                equals("largest weight of a later token", float(weights[~visible].max()), 0),
+            ),
+            *judging(
+                "B2 P12",
+                at_most("largest difference from the rows [1, 0, 0], [.039, .961, 0], [.01, .41, .58]",
+                        (weights - torch.tensor(RENORMALIZED)).abs().max(), 5e-4),
+                equals("row sums if multiplied after the softmax", str(sums), "[0.91, 0.77, 1.0]"),
+                is_true("check_rows finds the rows that were multiplied", is_refused(multiplied)),
+                is_true("and accepts those of the package", not is_refused(masked)),
+            ),
         ),
         tuple(
             heatmap(title, values, QUICK_FOX, QUICK_FOX, visible=visible | (title == "No mask"))
@@ -134,11 +140,17 @@ def causality(
     smallest = min(float(matrix[~later].min()) for matrix in (change, gradient, within))
     return Finding(
         (
-            at_most("largest change of an output before the replaced token", change[later].max(), 1e-10),
-            at_most("largest gradient of an output with respect to a later token", gradient[later].max(), 1e-10),
-            at_most("encoder–decoder: largest change of an output before the token", within[later].max(), 1e-10),
+            *judging(
+                "B3",
+                at_most("largest change of an output before the replaced token", change[later].max(), 1e-10),
+                at_most("largest gradient of an output with respect to a later token", gradient[later].max(), 1e-10),
+            ),
             at_least("smallest change or gradient from the token itself or an earlier one", smallest, 1e-8),
-            at_least("encoder–decoder: smallest change by a token of the source", across.min(), 1e-8),
+            *judging(
+                "B7",
+                at_most("encoder–decoder: largest change of an output before the token", within[later].max(), 1e-10),
+                at_least("encoder–decoder: smallest change by a token of the source", across.min(), 1e-8),
+            ),
         ),
         (
             heatmap("Change of output i when token j is replaced", change, row_axis="output i", column_axis="token j",
@@ -153,12 +165,14 @@ def causality(
 # --------------------------------------------------------------------------------------------------------- padding
 
 
-@lab("masks", rows=("B4", "B5"), counterexample={"masked": False}, try_next=("--pads 100", "--position rope"))
+@lab("masks", rows=("B4", "B5"), counterexample={"masked": False}, row_counterexamples={"B5": {"seen": 1}},
+     try_next=("--pads 100", "--position rope"))  # fmt: skip
 def padding(
     *,
     pads: Annotated[int, "number of padding tokens"] = 3,
     position: Annotated[str, "how positions are represented, such as rope"] = "sinusoidal",
     masked: Annotated[bool, "whether the model is told which tokens are padding"] = True,
+    seen: Annotated[int, "keys that the row with no key sees after all, 0 to 4"] = 0,
 ) -> Finding:
     """Padding changes nothing: a padded text gives the outputs of the text alone, on whichever side the padding is.
 
@@ -176,23 +190,29 @@ def padding(
         weights, out = first_layer(model, Inputs(row, padding_mask=is_pad) if masked else row)
         differences.append((out[~is_pad[0]] - alone).abs().max())
         on_pads = max(on_pads, float(weights[..., is_pad[0]].max()))
-    output, gradient = fully_masked()
+    output, gradient = fully_masked(seen)
     return Finding(
         (
-            at_most("largest change of an output, padded on the right", differences[0], 1e-5),
-            at_most("largest change of an output, padded on the left", differences[1], 1e-5),
-            equals("largest weight of a padded key", on_pads, 0),
-            equals("largest output of a row that sees no key", output, 0),
-            equals("largest gradient of that row", gradient, 0),
+            *judging(
+                "B4",
+                at_most("largest change of an output, padded on the right", differences[0], 1e-5),
+                at_most("largest change of an output, padded on the left", differences[1], 1e-5),
+                equals("largest weight of a padded key", on_pads, 0),
+            ),
+            *judging(
+                "B5",
+                equals("largest output of a row that sees no key", output, 0),
+                equals("largest gradient of that row", gradient, 0),
+            ),
         ),
         (heatmap("Weights of a head, padded on the left", weights[0], visible=~is_pad.expand_as(weights[0])),),
     )  # fmt: skip
 
 
-def fully_masked() -> tuple[float, float]:
-    """The largest output and gradient of attention if all keys are padding; NaN if there is one."""
+def fully_masked(seen: int) -> tuple[float, float]:
+    """The largest output and gradient of attention if all keys but `seen` are padding; NaN if there is one."""
     q, k, v = (torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3))
-    mask = Mask(4, 4, q.device, padding_BM=torch.ones(1, 4, dtype=torch.bool))
+    mask = Mask(4, 4, q.device, padding_BM=torch.arange(4)[None] >= seen)
     index = torch.arange(4)[None]
     out = DotSpec().build(1, 8, 8)(q, k, v, mask=mask, positions=Positions(index, index))
     grads = torch.autograd.grad(out.sum(), (q, k, v))
@@ -214,8 +234,13 @@ BIG_DOG = ("a", "big", "dog", "chased", "another", "big", "dog")
 FIRST_BIG, DOG, LATER_BIG = 1, 2, 5
 
 
-@lab("masks", rows=("P3", "B6", "P12"), counterexample={"mask": "none"}, try_next=("--seed 1", "--seed 2"))
-def an_earlier_word(*, mask: Annotated[str, "causal or none"] = "causal") -> Finding:
+@lab("masks", rows=("P3", "B6", "P12"), counterexample={"mask": "none"}, row_counterexamples={"B6": {"hatched": False}},
+     try_next=("--seed 1", "--seed 2"))  # fmt: skip
+def an_earlier_word(
+    *,
+    mask: Annotated[str, "causal or none"] = "causal",
+    hatched: Annotated[bool, "whether the page is given the mask"] = True,
+) -> Finding:
     """Under a causal mask an earlier word cannot see a later one: "dog" does not see the "big" that follows it.
 
     Without positions and without a mask, both "big" have the same vector, so "dog" gives them the same weight and
@@ -233,15 +258,19 @@ def an_earlier_word(*, mask: Annotated[str, "causal or none"] = "causal") -> Fin
     models[False].double().load_state_dict(models[True].state_dict())
     weights, outputs = first_layer(models[mask == "causal"], ids)
     free, visible = first_layer(models[False], ids)[0], lower_triangle(len(BIG_DOG))
-    page = attention_table(weights[0], BIG_DOG, BIG_DOG, mask_LM=visible)
+    page = attention_table(weights[0], BIG_DOG, BIG_DOG, mask_LM=visible if hatched else None)
     change = (first_layer(models[mask == "causal"], other)[1] - outputs)[DOG].abs().max()
     return Finding(
         (
-            equals('largest weight from "dog" to the later "big"', float(weights[:, DOG, LATER_BIG].max()), 0),
-            equals('change of "dog" when the later "big" is replaced', float(change), 0),
-            near('without a mask: weight of the later "big", divided by that of the first',
-                 float((free[:, DOG, LATER_BIG] / free[:, DOG, FIRST_BIG]).mean()), 1, 1e-5),
-            equals("hatched cells of a page", len(re.findall(r'class="[^"]*\bhidden\b', page)), int((~visible).sum())),
+            *judging(
+                "P3 P12",
+                equals('largest weight from "dog" to the later "big"', float(weights[:, DOG, LATER_BIG].max()), 0),
+                equals('change of "dog" when the later "big" is replaced', float(change), 0),
+                near('without a mask: weight of the later "big", divided by that of the first',
+                     float((free[:, DOG, LATER_BIG] / free[:, DOG, FIRST_BIG]).mean()), 1, 1e-5),
+            ),
+            *judging("B6", equals("hatched cells of a page", len(re.findall(r'class="[^"]*\bhidden\b', page)),
+                                  int((~visible).sum()))),
         ),
         (
             heatmap("No mask", free[0], BIG_DOG, BIG_DOG),

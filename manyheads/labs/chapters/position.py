@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.labs.figures import Cell, Lines, Table, heatmap
-from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, near, reported
+from manyheads.labs.finding import Finding, at_least, at_most, equals, is_true, judging, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
 from manyheads.labs.schemes import (
@@ -185,10 +185,16 @@ def added_positions(
     same_offset = {name: abs(float(t[1, 2] - t[3, 4])) for name, t in {**terms, "score": score}.items()}
     return Finding(
         (
-            at_most("score − sum of the four terms", float((score - total).abs().max()), 1e-6),
-            at_least("mean size of the cross terms", float(cross.abs().mean()), 0.1),
-            at_most("position · position, difference at the same offset", same_offset["position · position"], 1e-9),
-            at_least("score, difference of the same words at the same offset", same_offset["score"], 1e-3),
+            *judging(
+                "D5",
+                at_most("score − sum of the four terms", float((score - total).abs().max()), 1e-6),
+                at_least("mean size of the cross terms", float(cross.abs().mean()), 0.1),
+            ),
+            *judging(
+                "D18",
+                at_most("position · position, difference at the same offset", same_offset["position · position"], 1e-9),
+                at_least("score, difference of the same words at the same offset", same_offset["score"], 1e-3),
+            ),
         ),
         (
             Table("The same two words twice, at the same offset", ["tokens", *terms, "score"], rows),
@@ -283,6 +289,7 @@ def cross_terms_by_width(
         correction="The cross terms shrink as 1/√d only if σ times the factor of the token table does not grow with d. "
         "Multiplied by √d, a table N(0, 0.02²) keeps its ratio at every width, a table N(0, 1) has cross terms that "
         "exceed the term of the positions, and only a table N(0, 1/d) still has a ratio that falls as 1/√d.",
+        corrected=("D8",),
     )  # fmt: skip
 
 

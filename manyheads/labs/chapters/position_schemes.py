@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyheads.errors import InputLengthError
 from manyheads.labs.figures import Cell, Figure, Heatmap, Lines, Table, heatmap
-from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true
+from manyheads.labs.finding import Check, Finding, at_least, at_most, equals, is_true, judging
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import lab
 from manyheads.labs.plain import attention_weights
@@ -84,13 +84,14 @@ def learned_positions(
 
 
 @lab("position", rows=("D10", "D11"), counterexample={"unclipped": "shaw"},
-     try_next=("--length 100 --heads 8", "--clip 2"))  # fmt: skip
+     row_counterexamples={"D11": {"clipped": "bucketed"}}, try_next=("--length 100 --heads 8", "--clip 2"))  # fmt: skip
 def relative_bias(
     *,
     length: Annotated[int, "T, the number of positions"] = 12,
     clip: Annotated[int, "k, the largest offset with a value of its own"] = 4,
     heads: Annotated[int, "m, the number of heads"] = 4,
     unclipped: Annotated[str, "kind of the scheme with a value for every offset: relative or shaw"] = "relative",
+    clipped: Annotated[str, "kind of the scheme with fewer values: clipped, or bucketed with 2k + 2"] = "clipped",
     seed: int = 0,
 ) -> Finding:
     """A bias per offset needs (2(T − 1) + 1)·m parameters in a layer, and (2k + 1)·m if offsets are clipped at k.
@@ -102,7 +103,7 @@ def relative_bias(
     shape: dict[str, Any] = {"width": 8 * heads, "attention": {"heads": heads}, "layers": 1}
     trees = {
         "full": {"kind": unclipped, **({"clip": length - 1} if unclipped == "shaw" else {"length": length})},
-        "clipped": {"kind": "clipped", "clip": clip},
+        "clipped": {"kind": clipped, **({"buckets": 2 * clip + 2} if clipped == "bucketed" else {"clip": clip})},
     }
     models = {name: small_model(position=tree, seed=seed, **shape) for name, tree in trees.items()}
     counts = {name: parameters_of(tree, **shape) for name, tree in trees.items()}
@@ -111,12 +112,19 @@ def relative_bias(
     ends = float((long[0, clip:] - long[0, clip]).abs().max())
     return Finding(
         (
-            equals("parameters per layer", counts["full"], (2 * (length - 1) + 1) * heads),
-            equals("the same, clipped", counts["clipped"], (2 * clip + 1) * heads),
-            equals("π(1, 4) − π(2, 5)", float(bias["full"][1, 4] - bias["full"][2, 5]), 0.0),
-            equals("largest difference on a diagonal", max(map(spread_of_diagonals, bias.values())), 0.0),
-            equals(f"largest difference beyond offset {clip}, at {5 * length} positions", ends, 0.0),
-            is_true(f"without clipping, {length + 1} tokens are an error", fails_at(models["full"], length + 1) != ""),
+            *judging(
+                "D10",
+                equals("parameters per layer", counts["full"], (2 * (length - 1) + 1) * heads),
+                equals("π(1, 4) − π(2, 5)", float(bias["full"][1, 4] - bias["full"][2, 5]), 0.0),
+                equals("largest difference on a diagonal", spread_of_diagonals(bias["full"]), 0.0),
+                is_true(f"{length + 1} tokens are an error", fails_at(models["full"], length + 1) != ""),
+            ),
+            *judging(
+                "D11",
+                equals("parameters per layer, clipped", counts["clipped"], (2 * clip + 1) * heads),
+                equals("largest difference on a diagonal, clipped", spread_of_diagonals(bias["clipped"]), 0.0),
+                equals(f"largest difference beyond offset {clip}, at {5 * length} positions", ends, 0.0),
+            ),
         ),
         (heatmap("Bias of a head", bias["full"]), heatmap(f"Bias of a head, clipped at {clip}", bias["clipped"])),
     )  # fmt: skip
@@ -195,6 +203,7 @@ def bias_or_concatenation(
         ),
         correction="Concatenation changes the size of the vectors, and so the factor 1/√d. Bias and concatenation give "
         "the same weights only if both use the factor of the longer vectors.",
+        corrected=("D12",),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Annotated
 
 import torch
@@ -18,6 +19,7 @@ from manyheads.inspect.probe import (
 )
 from manyheads.labs.figures import Lines, Table
 from manyheads.labs.finding import Check, Finding, at_least, at_most, is_true, judging, reported
+from manyheads.labs.fitting import add_noise
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.labs.language import LENGTH, language_model, source
 from manyheads.labs.schemes import scheme_names
@@ -32,13 +34,24 @@ def is_causal(mask: str) -> bool:
 
 
 def probe_model(
-    scheme: str, mask: str, label: Label, *, steps: int, rows: int, seed: int, text: str = "tune", layers: int = 2
+    scheme: str,
+    mask: str,
+    label: Label,
+    *,
+    steps: int,
+    rows: int,
+    seed: int,
+    text: str = "tune",
+    layers: int = 2,
+    noise: float = 0.0,
 ) -> tuple[ProbeReport, bool]:
-    """The probes of a language model, and whether its weights are the same after them."""
+    """The probes of a language model, and whether its weights are then the same, unless noise is added to them."""
     model = language_model(
         text, scheme, causal=is_causal(mask), width=64, rows=24, layers=layers, steps=steps, seed=seed
     )
     before = hash_weights(model)
+    if noise:
+        model = add_noise(copy.deepcopy(model), noise)
     windows = source(text).windows(rows, torch.Generator().manual_seed(seed + 1)).tolist()
     report = probe(model, windows, label, seed=seed)
     return report, hash_weights(model) == before == report.weights_hash
@@ -84,6 +97,8 @@ def at_chance(report: ProbeReport, layer: int) -> Check:
 
 @lab("probing", rows=("L1", "L2", "L3", "L7"), seconds=(20.0, 60.0), full={"layers": 4, "rows": 600, "steps": 1500},
      counterexample={"mask": "bidirectional"},
+     row_counterexamples={"L1": {"noise": 1e-6, "steps": 1, "rows": 60},
+                          "L7": {"shuffled": False, "steps": 1, "rows": 60}},
      try_next=("--text biographies", "--scheme sinusoidal --rows 500"))  # fmt: skip
 def position_probe(
     *,
@@ -93,6 +108,8 @@ def position_probe(
     layers: Annotated[int, "layers of the model"] = 3,
     steps: Annotated[int, "training steps"] = 1500,
     rows: Annotated[int, "rows for the probes, a fifth of them to test"] = 300,
+    noise: Annotated[float, "standard deviation of what is added to the weights of the model before the probes"] = 0.0,
+    shuffled: Annotated[bool, "whether the labels of the second control are shuffled"] = True,
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
@@ -106,11 +123,13 @@ def position_probe(
     labels, which must stay at chance.
     """
     progress("training and probes", 0, 1)
-    report, is_frozen = probe_model(scheme, mask, position, steps=steps, rows=rows, seed=seed, layers=layers, text=text)
+    report, is_frozen = probe_model(
+        scheme, mask, position, steps=steps, rows=rows, seed=seed, layers=layers, text=text, noise=noise
+    )
     best = max(range(1, len(report.layers)), key=lambda i: report.layers[i].accuracy)
     layer, title = report.layers[best], f"Accuracy of the position, {LENGTH} positions"
     low, _ = corrected_interval(layer.accuracy, report)
-    shuffled = max(each.shuffled for each in report.layers)
+    control = max(each.shuffled if shuffled else each.accuracy for each in report.layers)
     return Finding(
         (
             *judging(
@@ -119,7 +138,7 @@ def position_probe(
                 at_least(f"layer {best}: lower end of its interval, above chance", low, report.chance),
                 at_chance(report, 0),
             ),
-            *judging("L7", at_most("largest accuracy with shuffled labels, below twice chance", shuffled,
+            *judging("L7", at_most("largest accuracy with shuffled labels, below twice chance", control,
                                    2 * report.chance)),
             *judging("L1", is_true("the weights of the model are the same after the probes", is_frozen)),
             reported(f"layer {best}: mean distance to the position", layer.mean_distance or 0.0),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.labs.chapters.shaping import literal_weights, logits_and_term
-from manyheads.labs.figures import Figure, Lines, heatmap
+from manyheads.labs.figures import Figure, Lines, Table, heatmap
 from manyheads.labs.finding import Check, Finding, at_most, near, reported
 from manyheads.labs.fitting import small_model
 from manyheads.labs.lab import OnProgress, lab, no_progress
@@ -73,24 +73,34 @@ def largest_fall(values: list[float]) -> float:
 
 
 def sweep_findings(kind: str, runs: list[Solution], population: Population) -> tuple[list[Check], list[Figure]]:
-    """The checks and figures of one term: the best of the restarts for each λ, and the best of all runs."""
-    restarts = [min((run for run in runs if run.weight == w), key=lambda run: run.total(run.weight)) for w in WEIGHTS]
-    known = [min(runs, key=lambda run: run.total(w)) for w in WEIGHTS]
-    beaten = sum(best.total(w) < run.total(w) - 1e-3 for w, run, best in zip(WEIGHTS, restarts, known, strict=True))
+    """The checks and figures of one term: the best of the starts for each λ, and the best of all runs."""
+    by_weight = {weight: [run for run in runs if run.weight == weight] for weight in sorted({r.weight for r in runs})}
+    restarts = [min(starts, key=lambda run: run.total(run.weight)) for starts in by_weight.values()]
+    known = [min(runs, key=lambda run: run.total(w)) for w in by_weight]
+    beaten = sum(best.total(w) < run.total(w) - 1e-3 for w, run, best in zip(by_weight, restarts, known, strict=True))
+    by_start = list(zip(*by_weight.values(), strict=True))
     checks = [
         at_most(f"L_{kind}: largest fall of L_LM from one λ to the next, best of the restarts; 0 at global optima",
                 largest_fall([run.train for run in restarts]), 0.02),
+        *(reported(f"L_{kind}: largest fall of L_LM, start {i}", largest_fall([run.train for run in start]))
+          for i, start in enumerate(by_start)),
         reported(f"L_{kind}: values of λ at which a run for another λ is better", beaten),
         reported(f"L_{kind}: λ with the lowest validation loss", min(restarts, key=lambda run: run.validation).weight),
     ]  # fmt: skip
     curves = {
-        "training, best of the restarts": [(run.weight, run.train) for run in restarts[1:]],
-        "training, best of all runs": [(w, run.train) for w, run in zip(WEIGHTS, known, strict=True) if w],
-        "validation, best of the restarts": [(run.weight, run.validation) for run in restarts[1:]],
+        "training, best of the restarts": [(run.weight, run.train) for run in restarts if run.weight > 0],
+        "training, best of all runs": [(w, run.train) for w, run in zip(by_weight, known, strict=True) if w > 0],
+        "validation, best of the restarts": [(run.weight, run.validation) for run in restarts if run.weight > 0],
     }
-    levels = {"training, λ = 0": restarts[0].train, "validation, λ = 0": restarts[0].validation}
+    free = min(by_weight[0.0], key=lambda run: run.train)
+    levels = {"training, λ = 0": free.train, "validation, λ = 0": free.validation}
     title = f"L_LM against the weight λ of L_{kind}"
-    figures: list[Figure] = [Lines(title, "λ", "nats", curves, levels, log_x=True)]
+    columns = ("λ", *(f"{loss}, start {i}" for loss in ("training", "validation") for i in range(len(by_start))))
+    rows = [(w, *(run.train for run in each), *(run.validation for run in each)) for w, each in by_weight.items()]
+    figures: list[Figure] = [
+        Lines(title, "λ", "nats", curves, levels, log_x=True),
+        Table(f"L_LM with L_{kind}, by initial weights", columns, rows),
+    ]
     bits = [f"bit {i + 1}" for i in range(4)]
     for run in (restarts[0], restarts[-1]):
         alpha = literal_weights(run.model, population.ids).mean((0, 1, 2))
@@ -99,13 +109,14 @@ def sweep_findings(kind: str, runs: list[Solution], population: Population) -> t
 
 
 @lab("shaping", rows=("J5",), seconds=(10.0, 100.0), smallest={"restarts": 1, "iterations": 50},
-     full={"restarts": 6, "iterations": 400}, counterexample={"iterations": 2},
+     full={"restarts": 6, "iterations": 400}, counterexample={"smallest_weight": -3.0},
      try_next=("--iterations 10", "--labels 50"))  # fmt: skip
 def shaping_price(
     *,
     restarts: Annotated[int, "initial weights that are tried for each λ"] = 2,
     iterations: Annotated[int, "iterations of the optimizer, L-BFGS"] = 120,
     labels: Annotated[int, "sampled next bits of each text"] = 8,
+    smallest_weight: Annotated[float, "smallest λ; the others are 0, 0.03, 0.3 and 3"] = 0.0,
     seed: int = 0,
     progress: OnProgress = no_progress,
 ) -> Finding:
@@ -114,13 +125,15 @@ def shaping_price(
     If θ₁ and θ₂ are the optima of L_LM + λL for λ₁ < λ₂, neither is better at the λ of the other. The sum of these two
     inequalities says that L falls, and therefore L_LM rises or stays, from θ₁ to θ₂. This is proven for global optima
     alone, which training need not find: here a tiny model is trained on all texts of four bits, from several initial
-    weights, and L_LM may fall a little where it stops early. The validation loss may move either way.
+    weights, and L_LM may fall a little where it stops early. With a negative λ, which rewards what the term counts, it
+    does fall on the way to 0. The validation loss may move either way.
     """
     population = Population(labels)
-    total, done, checks, figures = 2 * len(WEIGHTS) * restarts, 0, list[Check](), list[Figure]()
+    weights = sorted({smallest_weight, *WEIGHTS})
+    total, done, checks, figures = 2 * len(weights) * restarts, 0, list[Check](), list[Figure]()
     for kind in ("focus", "near"):
         runs = []
-        for weight, restart in itertools.product(WEIGHTS, range(restarts)):
+        for weight, restart in itertools.product(weights, range(restarts)):
             runs.append(Solution(population, kind, weight, iterations=iterations, seed=1000 * seed + restart))
             progress("model", done := done + 1, total)
         if kind == "focus":

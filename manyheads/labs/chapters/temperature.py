@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.labs.figures import Bars, Lines
-from manyheads.labs.finding import Finding, at_least, at_most, is_true, near, reported
+from manyheads.labs.finding import Finding, at_least, at_most, is_true, judging, near, reported
 from manyheads.labs.fitting import fit, next_token_loss
 from manyheads.labs.lab import OnProgress, lab, no_progress
 from manyheads.model.builder import Model, build
@@ -58,11 +58,17 @@ def unit_variance(
     worst = max(variances["β = " + beta], key=lambda v: abs(v - 1))
     return Finding(
         (
-            near("variance of β h·e, farthest from 1 of all sizes", worst, 1.0, 0.05),
-            near("mean of β h·e, largest of all sizes", max((float(x.mean()) for x in scaled), key=abs), 0.0, 0.05),
-            near("variance of the scores of attention", max(attention, key=lambda v: abs(v - 1)), 1.0, 0.05),
-            near("variance of h·e, divided by I", plain[-1] / sizes[-1], 1.0, 0.05),
-            at_most("attention's scale and a learned β at its start, difference to 1/√I", max(factors), 1e-6),
+            *judging(
+                "K1",
+                near("variance of β h·e, farthest from 1 of all sizes", worst, 1.0, 0.05),
+                near("mean of β h·e, largest of all sizes", max((float(x.mean()) for x in scaled), key=abs), 0.0, 0.05),
+                near("variance of h·e, divided by I", plain[-1] / sizes[-1], 1.0, 0.05),
+            ),
+            *judging(
+                "K2",
+                near("variance of the scores of attention", max(attention, key=lambda v: abs(v - 1)), 1.0, 0.05),
+                at_most("attention's scale and a learned β at its start, difference to 1/√I", max(factors), 1e-6),
+            ),
         ),
         (Lines("Variance of the logits before training", "size I", "variance", curves, log_x=True, log_y=True),),
     )

@@ -1,11 +1,11 @@
-"""The labs of the chapter on knowledge: each holds, and fails with its counterexample; and people from files."""
+"""The slow labs of the chapter on knowledge: each holds, and fails with its counterexample; and people from files."""
 
 from __future__ import annotations
 
 import gzip
 
 import pytest
-from lab_verdicts import check_both_ways, labs_of
+from lab_verdicts import check_both_ways, slow_labs
 
 from manyheads.data.builtin import QUESTIONS, STATEMENTS, BiographiesSpec
 from manyheads.errors import ManyheadsError
@@ -13,7 +13,7 @@ from manyheads.labs.knowledge.experiment import Setting, run_experiment
 from manyheads.labs.knowledge.people import generate_people, read_people
 
 
-@pytest.mark.parametrize("name", labs_of("knowledge"))
+@pytest.mark.parametrize("name", slow_labs("knowledge"))
 def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)
 

@@ -1,11 +1,11 @@
-"""The labs of the chapter on probing: each holds, and fails with its counterexample."""
+"""The slow labs of the chapter on probing: each holds, and fails with its counterexample."""
 
 from __future__ import annotations
 
 import pytest
-from lab_verdicts import check_both_ways, labs_of
+from lab_verdicts import check_both_ways, slow_labs
 
 
-@pytest.mark.parametrize("name", labs_of("probing"))
+@pytest.mark.parametrize("name", slow_labs("probing"))
 def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)

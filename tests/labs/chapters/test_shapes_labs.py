@@ -1,11 +1,11 @@
-"""The labs of the chapters on shapes, objectives, cost, families and tasks: each holds, and fails with its counterexample."""
+"""The slow labs of the chapters on shapes, objectives, cost, families and tasks: each holds, and fails with its counterexample."""
 
 from __future__ import annotations
 
 import pytest
-from lab_verdicts import check_both_ways, labs_of
+from lab_verdicts import check_both_ways, slow_labs
 
 
-@pytest.mark.parametrize("name", labs_of("shapes", "objectives", "cost", "families", "tasks"))
+@pytest.mark.parametrize("name", slow_labs("shapes", "objectives", "cost", "families", "tasks"))
 def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)

@@ -1,15 +1,16 @@
-"""The labs of the chapter on loss shaping: each holds, and fails with its counterexample; gold links of generated paragraphs."""
+"""The slow labs of the chapter on loss shaping: each holds, and fails with its counterexample; gold links of generated paragraphs."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from lab_verdicts import check_both_ways, labs_of
+from lab_verdicts import check_both_ways, slow_labs
 
+from manyheads.labs.lab import all_labs, run_lab
 from manyheads.labs.paragraphs import MARKS, NAMES, TIMES, make_paragraph
 
 
-@pytest.mark.parametrize("name", labs_of("shaping"))
+@pytest.mark.parametrize("name", slow_labs("shaping"))
 def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)
 
@@ -35,3 +36,9 @@ def test_paragraphs_are_trees_and_their_links_are_what_decides_a_word():
             else:
                 assert one.words[word] in ("ran", "runs")
                 assert one.heads[linked] == word
+
+
+def test_a_negative_weight_breaks_the_rise_of_the_loss_and_nothing_else():
+    lab = all_labs()["shaping-price"]
+    finding = run_lab(lab, size="smallest", **lab.counterexample).finding
+    assert [check.name[:21] for check in finding.checks if check.holds is False] == ["L_near: largest fall "]

@@ -1,4 +1,4 @@
-"""The labs of the chapter on temperature: each holds, and fails with its counterexample."""
+"""The slow labs of the chapter on temperature: each holds, and fails with its counterexample."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from lab_verdicts import check_both_ways, labs_of
+from lab_verdicts import check_both_ways, slow_labs
 from safetensors.torch import load_file, save_file
 from small_checkpoints import folder_of
 
@@ -14,7 +14,7 @@ from manyheads.labs.chapters.temperature import PairSource
 from manyheads.labs.lab import run_lab
 
 
-@pytest.mark.parametrize("name", labs_of("temperature"))
+@pytest.mark.parametrize("name", slow_labs("temperature"))
 def test_the_claim_holds_and_its_counterexample_fails(name):
     check_both_ways(name)
 
