@@ -1,7 +1,7 @@
-"""Writes the pictures of the demo's model: `make pictures`, or `python docs/pictures.py [RUN] [FOLDER]` after a demo.
+"""Writes a picture of each view of the page: `make pictures`, or `python docs/pictures.py [RUN] [FOLDER]` after a demo.
 
-The page is opened in a headless Chromium, the system's or playwright's. docs/pictures/mnist.png is of another model;
-docs/recipes.md says how it is made.
+The page is opened in a headless Chromium, the system's or playwright's, on the demo's model and on a small decoder that
+is trained first, in half a minute. docs/pictures/mnist.png is of another model; docs/recipes.md says how it is made.
 """
 
 from __future__ import annotations
@@ -9,17 +9,24 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.parse import urlencode
 
 import torch
-from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from PIL import Image, ImageChops, ImageOps
+from playwright.sync_api import Browser, Page, sync_playwright
 
-from manyheads import Checkpoint, load
+from manyheads import Checkpoint, build, load, read_model, train
 from manyheads.studio import forward
 from manyheads.studio.app import serve
+from manyheads.studio.run_checkpoints import find_run_checkpoints
 from manyheads.studio.session import MAX_BYTES, Sessions
+from manyheads.training.run import read_run
 
 FOLDER = Path(__file__).parent / "pictures"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -31,42 +38,98 @@ MAX_PICTURE = 150_000  # bytes
 DATE = "25 December 2031"
 DATES = ("luni, 29 septembrie 1975", "śr., 5 mar 2087")
 HEAD = {"text": DATE, "attention": "decoder.layers.1.cross", "head": "0"}
+View = tuple[str, dict[str, str], str, str]
 # a picture, the state of the page, what is waited for, and the element that is shown
-VIEWS = (
+DATES_VIEWS: Sequence[View] = (
     ("look-grid", HEAD, "canvas.grid", "section.heads"),
     ("look-head", HEAD, "canvas.matrix", "section.head"),
     ("look-cell", HEAD | {"row": "5", "column": "2"}, ".cell .steps", "section.cell"),
-    ("model", {"tab": "model"}, "main svg", "main"),
+    ("model", {"tab": "model"}, "main svg", "#tab"),
+    ("tour", {"text": DATE, "tour": "mask"}, "#tour table", "#tour"),
 )
+PEOPLE_RUN: dict[str, Any] = {
+    "seed": 1,
+    "model": {
+        "vocab": "tokenizer",
+        "decoder": {
+            "layers": 3,
+            "width": 64,
+            "attention": {"kind": "heads", "heads": 4},
+            "position": "none",
+            "feedforward": {"kind": "mlp", "hidden": 256},
+            "residual": "pre",
+        },
+    },
+    "data": {"kind": "biographies", "people": 200},
+    "tokenizer": {"kind": "words"},
+    "task": {"kind": "causal"},
+    "optim": {"lr": 3e-3},
+    "train": {"steps": 240, "batch_tokens": 2048, "eval_every": 240, "save_every": 30, "keep_last": 8},
+}
+PERSON = "Poustu Bababe was born in Zeipouville. By trade Poustu Bababe was a potter."
+STEPS = {"compare": "step", "step2": "30"}
+PROBE = {"tab": "probe", "probe": "next", "windows": "text", "window": "8"}
 
 
-def write_page_pictures(checkpoint: Checkpoint, folder: Path) -> None:
+def people_views(texts: str) -> Sequence[View]:
+    """Those of the run on invented people, and of the same model with argmax heads, which is checkpoint 1."""
+    return (
+        ("look-steps", STEPS | {"text": PERSON}, "[data-effects=all]", "#tab"),
+        ("probe", PROBE | {"text": texts}, "#probe-result[data-layers='4']", "#tab"),
+        ("field", {"tab": "field", "text": PERSON, "checkpoint": "1"}, ".field-tree", "#field-result"),
+    )
+
+
+def write_dates_pictures(browser: Browser, checkpoint: Checkpoint, folder: Path) -> list[Path]:
+    return write_views(browser, Sessions([checkpoint], ["runs/dates"], DATE), DATES_VIEWS, folder)
+
+
+def write_people_pictures(browser: Browser, folder: Path) -> list[Path]:
+    """Trains the run, for a slider over its checkpoints."""
+    with TemporaryDirectory() as run:
+        train(PEOPLE_RUN, run)
+        checkpoint = load(run)
+        torch.manual_seed(0)
+        decoder = PEOPLE_RUN["model"]["decoder"] | {"core": "argmax", "attention": {"kind": "heads", "heads": 2}}
+        argmax = build(read_model({"vocab": checkpoint.spec.vocab, "decoder": decoder})).eval()
+        shown, names = [checkpoint, replace(checkpoint, model=argmax)], ["runs/people", "argmax"]
+        sessions = Sessions(shown, names, PERSON, find_run_checkpoints(run, checkpoint, load))
+        rows = read_run(PEOPLE_RUN).data.load().validation
+        return write_views(browser, sessions, people_views(" ".join(text for (text,) in rows[:40])), folder)
+
+
+def write_views(browser: Browser, sessions: Sessions, views: Sequence[View], folder: Path) -> list[Path]:
     """One picture per view of the page."""
-    with sync_playwright() as playwright, serve(Sessions([checkpoint], ["runs/dates"], DATE)) as address:
-        found = next(filter(None, map(shutil.which, BROWSERS)), playwright.chromium.executable_path)
-        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
-        for name, state, ready, shown in VIEWS:
+    paths = []
+    with serve(sessions) as address:
+        for name, state, ready, shown in views:
             # a new context, because a change of the state alone would not load the page again
             page = browser.new_context(viewport={"width": 1200, "height": 1040}, color_scheme="light").new_page()
             page.set_default_timeout(WAIT)
             page.goto(f"{address}#{urlencode(state)}")
             page.wait_for_selector(ready)
             page.wait_for_load_state("networkidle")  # the effects of heads come one by one
-            write_picture(page, shown, folder / f"{name}.png")
+            paths.append(folder / f"{name}.png")
+            write_picture(page, shown, paths[-1])
             page.context.close()
-        browser.close()
+    return paths
 
 
 def write_picture(page: Page, shown: str, path: Path) -> None:
-    """The part of the window with the element, and a margin."""
+    """The part of the window with the element, without the empty space around its content, and a margin."""
     box, window = page.locator(shown).first.bounding_box(), page.viewport_size
     assert box is not None, f"{shown} is not visible"
     assert window is not None
-    left, top = max(0, box["x"] - MARGIN), max(0, box["y"] - MARGIN)
-    right = min(window["width"], box["x"] + box["width"] + MARGIN)
-    bottom = min(window["height"], box["y"] + box["height"] + MARGIN)
-    data = page.screenshot(clip={"x": left, "y": top, "width": right - left, "height": bottom - top})
-    Image.open(io.BytesIO(data)).convert("RGB").quantize(COLORS).save(path, optimize=True)
+    left, top = round(box["x"]), round(box["y"])
+    right = min(window["width"], ceil(box["x"] + box["width"]))
+    bottom = min(window["height"], ceil(box["y"] + box["height"]))
+    clip: Any = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+    image = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
+    paper = image.getpixel((0, 0))
+    content = ImageChops.difference(image, Image.new("RGB", image.size, paper)).getbbox()
+    assert content is not None, f"{shown} is empty"
+    image = ImageOps.expand(image.crop(content), MARGIN, paper)
+    image.quantize(COLORS).save(path, optimize=True)
 
 
 def write_dates_figure(checkpoint: Checkpoint, path: Path) -> None:
@@ -94,8 +157,12 @@ def main(run: str = "runs/dates", folder: str = str(FOLDER)) -> None:
     checkpoint, target = load(run), Path(folder)
     target.mkdir(exist_ok=True)
     write_dates_figure(checkpoint, target / "dates.png")
-    write_page_pictures(checkpoint, target)
-    for path in (target / f"{name}.png" for name in ("dates", *(name for name, *_ in VIEWS))):
+    with sync_playwright() as playwright:
+        found = next(filter(None, map(shutil.which, BROWSERS)), playwright.chromium.executable_path)
+        browser = playwright.chromium.launch(executable_path=found, args=ARGUMENTS)
+        paths = write_dates_pictures(browser, checkpoint, target) + write_people_pictures(browser, target)
+        browser.close()
+    for path in (target / "dates.png", *paths):
         size = path.stat().st_size
         print(f"{path} {size:,} bytes")
         assert size < MAX_PICTURE, f"{path} is too large for a page"

@@ -197,7 +197,10 @@ def choose_attention(forward_pass: ForwardPass, attention: str | None, layer: in
 
 
 def print_matrix(weights: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], out: Console) -> None:
-    """Prints weights as shaded blocks, with a row per query and the names of the keys below, top to bottom."""
+    """Prints weights as shaded blocks, with a row per query and the names of the keys below, top to bottom.
+
+    A block is as dark as the root of its weight, as in the page, so that small weights are seen.
+    """
     rows, columns = ([short(name) for name in names] for names in (rows, columns))
     width = max(map(len, rows))
     step = next((step for step in (3, 1) if width + 3 + step * len(columns) <= out.width), None)
@@ -208,10 +211,12 @@ def print_matrix(weights: Sequence[Sequence[float]], rows: Sequence[str], column
         )
     block, space = (2, " ") if step == 3 else (1, "")
     for name, line in zip(rows, weights, strict=True):
-        out.print(f"  {name:>{width}} {''.join(console.shade(weight) * block + space for weight in line)}")
+        cells = "".join(console.shade(max(0.0, weight) ** 0.5) * block + space for weight in line)
+        out.print(f"  {name:>{width}} {cells}")
     for i in range(max(map(len, columns))):
         letters = (name[i] if i < len(name) else " " for name in columns)
         out.print(" " * (width + 3) + "".join(f"{letter:<{step}}" for letter in letters))
+    out.print("\n" + "   ".join(f"{console.shade(root) * 2} from {root**2:.2f}" for root in (0.2, 0.4, 0.6, 0.8)))
 
 
 def short(name: str) -> str:

@@ -57,6 +57,10 @@ class Tab:
         return self.page.evaluate("Object.fromEntries(new URLSearchParams(location.hash.slice(1)))")
 
 
+def all_effects(tab):
+    tab.page.wait_for_selector("[data-effects=all]")
+
+
 @pytest.fixture
 def open_tab(browser):
     """Serves checkpoints, and opens the page at a state; afterwards nothing may have gone wrong in it."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from threading import Event
 from xml.etree import ElementTree
 
 import pytest
 import torch
-from conftest import Tab
-from kinds import decoder
-from shown_checkpoints import HOSTILE, TEXT, checkpoint, image_checkpoint, long_checkpoint
+from conftest import WAIT, Tab, all_effects
+from shown_checkpoints import HOSTILE, TEXT, checkpoint, image_checkpoint, long_checkpoint, weights_of
 from small_runs import described, train_all
 
 from manyheads import load
-from manyheads.inspect.edit import ablate, edit
 from manyheads.model.recording import record
 from manyheads.studio.offline import offline_page
 from manyheads.studio.run_checkpoints import find_run_checkpoints
@@ -21,23 +20,12 @@ from manyheads.studio.session import Sessions
 NAME = "decoder.layers.1.attention"
 
 
-def weights_of(shown, name, head, text=TEXT):
-    ids = torch.tensor([shown.encode_ids([text])[0] if shown.tokenizer else [int(word) for word in text.split()]])
-    with record(shown.model) as tape:
-        shown.logits(ids)
-    return tape.weights(name, head)[0]
-
-
 def cell_position(tab, row, column):
     """Where a cell is on the screen, as long as the whole matrix is shown."""
     canvas = tab.page.locator("canvas.matrix[data-cells]").first
     left, top, scale = map(float, canvas.get_attribute("data-cells").split())
     box = canvas.bounding_box()
     return box["x"] + left + (column + 0.5) * scale, box["y"] + top + (row + 0.5) * scale
-
-
-def all_effects(tab):
-    tab.page.wait_for_selector("[data-effects=all]")
 
 
 def test_the_page_loads_checks_itself_and_shows_the_effect_of_every_head(open_tab):
@@ -149,17 +137,6 @@ def test_special_tokens_are_hidden_and_subwords_merged(open_tab):
     tab.wait_for(f"() => ({rows})() === 'the|un##known|cat'")
 
 
-@pytest.mark.parametrize("mode", ["mean", "max", "all-mean", "all-max", "rollout"])
-def test_heads_are_averaged_and_rolled_out(open_tab, mode):
-    tab = open_tab(checkpoint("decoder"), text=TEXT)
-    tab.page.select_option("#look-mode", mode)
-    tab.wait_for("(head) => location.hash.includes(`mode=${head}`)", mode)
-    tab.page.locator("canvas.matrix").focus()
-    tab.page.keyboard.press("ArrowDown")
-    tab.wait_for("() => /: [01]\\.\\d{6}$/.test(document.querySelector('.readout').textContent)")
-    assert any(f"head={mode}&" in url for url in tab.requests)
-
-
 def test_switching_a_head_off_shows_what_changes(open_tab):
     tab = open_tab(checkpoint("decoder"), text=TEXT, state=f"attention={NAME}&head=1")
     tab.page.wait_for_selector(".next tbody tr")
@@ -191,35 +168,6 @@ def test_two_heads_two_texts_and_two_checkpoints_are_compared(open_tab):
     tab.page.select_option("#look-compare", "checkpoint-1")
     tab.page.uncheck("#look-difference")
     tab.wait_for(two)
-
-
-def test_the_grid_shows_which_heads_change(open_tab):
-    shown = checkpoint("decoder")
-    tab = open_tab(shown, text=TEXT, state="off=decoder.layers.0.attention:0&compare=off&tables=1")
-    all_effects(tab)
-    picture = "() => document.querySelector('canvas.grid').toDataURL()"
-    before = tab.page.evaluate(picture)
-    tab.page.check("#look-differences")
-    moved = """() => [...document.querySelectorAll(".tables table")[1].tBodies[0].rows].map((row) => Number(row.cells[5]?.textContent))"""
-    tab.wait_for(f"() => ({moved})().every((one) => Number.isFinite(one))")
-    first, second, *later = tab.page.evaluate(moved)
-    assert (first, second) == (0, 0)  # nothing before the head that is off changes
-    ids = torch.tensor([shown.encode_ids([TEXT])[0]])
-    with edit(shown.model, ablate("decoder.layers.0.attention", head=0)), record(shown.model) as tape:
-        shown.logits(ids)
-    for head, value in enumerate(later):
-        change = weights_of(shown, NAME, head) - tape.weights(NAME, head)[0]
-        assert value == pytest.approx(float(change.abs().sum(-1).mean()) / 2, abs=1e-4)
-        assert value > 0
-    tab.wait_for(f"(before) => ({picture})() !== before", before)
-    assert tab.state()["differences"] == "1"
-    assert "weight that moved" in tab.page.inner_text(".legend")
-    tab.page.select_option("#look-compare", "text")
-    tab.page.fill("#text2", "the dog")
-    tab.wait_for("() => document.querySelector('.legend').textContent.includes('2 attentions have other tokens')")
-    tab.page.select_option("#look-compare", "none")
-    tab.page.locator("#look-differences").wait_for(state="hidden")
-    tab.wait_for("() => document.querySelector('.legend').textContent.includes('without the head')")
 
 
 def test_generation_is_stepped_through_with_probabilities_at_a_temperature(open_tab):
@@ -377,36 +325,6 @@ def test_the_offline_file_works_from_disk_without_a_network(browser, tmp_path):
     context.close()
 
 
-def test_a_brighter_matrix_shows_small_weights(open_tab):
-    tab = open_tab(checkpoint("decoder"), text=TEXT)
-    picture = "() => document.querySelector('canvas.matrix').toDataURL()"
-    tab.page.locator("canvas.matrix").focus()
-    tab.page.keyboard.press("ArrowDown")
-    before, readout = tab.page.evaluate(picture), tab.readout()
-    tab.page.select_option("#look-gain", "100")
-    tab.wait_for(f"(before) => ({picture})() !== before && location.hash.includes('gain=100')", before)
-    assert tab.readout() == readout
-
-
-@pytest.mark.parametrize("width", [1280, 1600])
-def test_twelve_heads_and_the_last_label_fit_into_the_page(open_tab, width):
-    spec = decoder(width=24, attention={"heads": 12}, position="rope")
-    tab = open_tab(checkpoint(spec=spec), text=f"{TEXT} {HOSTILE}", width=width)
-    tab.page.wait_for_selector("canvas.matrix[data-cells]")
-    right = "(one) => one.getBoundingClientRect().right"
-    section = tab.page.locator(".heads")
-    assert tab.page.locator("canvas.grid").evaluate(right) <= section.evaluate(right)
-    assert section.evaluate("(one) => one.scrollWidth <= one.clientWidth")
-    # no label reaches the border of its canvas
-    tab.wait_for("""() => {
-        const canvas = document.querySelector("canvas.matrix");
-        const [, top] = canvas.dataset.cells.split(" ").map(Number);
-        const strip = (x) => canvas.getContext("2d").getImageData(x, 0, 1, top - 2).data;
-        const labels = canvas.getContext("2d").getImageData(0, 0, canvas.width, top - 2).data;
-        return labels.some(Boolean) && !strip(canvas.width - 1).some(Boolean);
-    }""")
-
-
 def pixel(tab, patch, at=0.5):
     """The color of a patch of the picture, in its middle or near its border."""
     return tab.page.evaluate(
@@ -495,6 +413,21 @@ def test_a_single_checkpoint_has_no_slider(open_tab):
     tab = open_tab(checkpoint("decoder"), text=TEXT)
     assert tab.page.locator("#step").count() == 0
     assert tab.page.locator("#look-compare option[value=step]").count() == 0
+
+
+LEAVING = {"close": lambda page: page.close(run_before_unload=True), "leave": lambda page: page.goto("about:blank")}
+
+
+@pytest.mark.parametrize("way", LEAVING)
+def test_the_server_frees_what_a_tab_held_when_it_is_closed_or_left(open_tab, way):
+    tab, closed = open_tab(checkpoint("decoder"), text=TEXT), Event()
+    all_effects(tab)
+    assert len(tab.sessions) == 1
+    close = tab.sessions.close
+    tab.sessions.close = lambda key: (close(key), closed.set())
+    LEAVING[way](tab.page)
+    assert closed.wait(WAIT / 1000)
+    assert len(tab.sessions) == 0
 
 
 def test_a_model_of_texts_has_no_picture(open_tab):

@@ -6,14 +6,18 @@ import json
 import os
 import signal
 import time
+from io import StringIO
 from multiprocessing.connection import Connection
 from urllib.parse import parse_qs, urlsplit
 from urllib.request import Request, urlopen
 
 import pytest
 from command import run, started
+from rich.console import Console
 from small_checkpoints import folder_of
 from small_runs import described, train_all
+
+from manyheads.cli.look import print_matrix
 
 TEXT = "word1 word2 word3 word1"
 
@@ -37,6 +41,15 @@ def test_the_terminal_shows_a_row_per_query(bert):
     assert mean[0] == "encoder.layers.2.attention, mean over heads"
     named = run("look", bert, TEXT, "--terminal", "--attention", "encoder.layers.0.attention").stdout
     assert named.startswith("encoder.layers.0.attention")
+
+
+def test_blocks_are_darker_for_larger_weights():
+    out = Console(file=StringIO(), width=80)
+    print_matrix([[0.03, 0.05, 0.2, 0.4, 0.7]], ["q"], list("abcde"), out)
+    first, *_, legend = out.file.getvalue().rstrip().splitlines()
+    assert first.split() == ["q", "░░", "▒▒", "▓▓", "██"]
+    assert legend.split()[::3] == ["░░", "▒▒", "▓▓", "██"]
+    assert legend.split()[2::3] == ["0.04", "0.16", "0.36", "0.64"]
 
 
 def test_the_figure_and_the_page_are_files(bert, tmp_path):

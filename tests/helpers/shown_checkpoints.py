@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from manyheads import Checkpoint, build, read_model
 from manyheads.convert.hf import native_metadata
+from manyheads.model.recording import record
 from manyheads.model.spec import ModelSpec
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -65,3 +66,15 @@ def image_checkpoint():
         "head": {"kind": "classes", "classes": 3, "pool": "mean"},
     }  # fmt: skip
     return Checkpoint(build(read_model(spec)).eval())
+
+
+def tape_of(shown, text=TEXT):
+    """A plain recorded forward pass of one text."""
+    ids = torch.tensor([shown.encode_ids([text])[0] if shown.tokenizer else [int(word) for word in text.split()]])
+    with record(shown.model) as tape:
+        shown.logits(ids)
+    return tape
+
+
+def weights_of(shown, name, head, text=TEXT):
+    return tape_of(shown, text).weights(name, head)[0]

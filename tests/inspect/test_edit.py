@@ -72,15 +72,21 @@ def test_patching_everything_reproduces_the_other_run(shape):
     assert not torch.equal(changed, expected)
 
 
-def test_scaling_by_one_changes_nothing_and_by_zero_is_ablation():
+def test_scaling_is_linear_and_by_zero_is_ablation():
     model, ids = random_model(kinds.decoder()).eval(), tokens()
+    plain = model(ids)
     for name, options in (("decoder.layers.0.feedforward", {}), ("decoder.layers.1.attention", {"head": 1})):
-        with edit(model, scale(name, 1.0, **options)):
-            assert torch.equal(model(ids), model(ids))
-        with edit(model, scale(name, 0.0, **options)):
-            zero = model(ids)
-        with edit(model, ablate(name, **options)):
-            close(model(ids), zero)
+
+        def output(*edits, name=name):
+            with edit(model, *edits), record(model) as tape:
+                logits = model(ids)
+            return tape.activations()[name], logits
+
+        (whole, _), (without, zero) = output(), output(ablate(name, **options))
+        assert torch.equal(output(scale(name, 1.0, **options))[1], plain)
+        close(output(scale(name, 0.0, **options))[1], zero)
+        close(output(scale(name, 0.5, **options))[0], (whole + without) / 2)
+        assert (zero - plain).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("residual", ["pre", "post"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import re
 import weakref
 
 import pytest
@@ -17,11 +16,26 @@ from studio_client import HOST, Page, literal
 
 from manyheads import load
 from manyheads.inspect.edit import ablate, edit
-from manyheads.inspect.measure import PATTERNS
-from manyheads.studio import app, forward, look, offline, session, views
+from manyheads.inspect.measure import PATTERNS, rollout
+from manyheads.studio import app, forward, look, session, views
 from manyheads.studio.sample_inputs import find_examples
-from manyheads.studio.session import Sessions, ShownCheckpoint
+from manyheads.studio.session import ShownCheckpoint
 from manyheads.training.run import read_run_file
+
+
+def assert_over_layers(page, run, info, tape):
+    """The mean and the maximum over the heads of all layers of one kind, and the rollout of self-attention."""
+    kind = info["stack"], info["kind"]
+    names = [other["name"] for other in run["attentions"] if (other["stack"], other["kind"]) == kind]
+    weights = torch.cat([tape.weights(name)[0] for name in names])
+    torch.testing.assert_close(page.tile(run, name=info["name"], head="all-mean"), weights.mean(dim=0))
+    torch.testing.assert_close(page.tile(run, name=info["name"], head="all-max"), weights.amax(dim=0))
+    if info["kind"] == "self":
+        expected = rollout(tape, info["stack"])[0]
+        torch.testing.assert_close(page.tile(run, name=info["name"], head="rollout"), expected)
+    else:
+        answer = page.get("tile", run, check=422, name=info["name"], head="rollout", row=0, column=0)
+        assert answer.json()["code"] == "model.unsupported"
 
 
 def assert_thumbnails(page, run, info, weights):
@@ -50,6 +64,7 @@ def test_the_page_shows_the_weights_of_the_model(name):
             torch.testing.assert_close(page.tile(run, name=info["name"], head=head), weights[head])
         torch.testing.assert_close(page.tile(run, name=info["name"], head="mean"), weights.mean(dim=0))
         torch.testing.assert_close(page.tile(run, name=info["name"], head="max"), weights.amax(dim=0))
+        assert_over_layers(page, run, info, tape)
         assert_thumbnails(page, run, info, weights)
         trust = page.get("measures", run, name=info["name"]).json()["trust"]
         assert trust["difference"] < 1e-5
@@ -389,28 +404,3 @@ def test_a_page_that_is_not_used_is_closed():
     page.sessions[page.key].used -= session.IDLE_SECONDS + 1
     assert page.client.get("look/info", params={"session": page.key}).json()["code"] == "usage.expired"
     assert len(page.sessions) == 0
-
-
-# ------------------------------------------------------------------------------------------------------------- offline
-
-
-def test_the_offline_file_runs_its_own_script_and_loads_nothing():
-    html, note = offline.offline_page(Sessions([checkpoint("pair")], ["x"], f"the cat {HOSTILE}"))
-    assert "leaves out" not in note
-    assert HOSTILE not in html
-    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)[1]
-    (script,) = re.findall(r"<script>(.*?)</script>", html, re.S)
-    (style,) = re.findall(r"<style>(.*?)</style>", html, re.S)
-    assert f"script-src '{offline.digest(script)}'" in policy
-    assert f"style-src '{offline.digest(style)}'" in policy
-    assert "default-src 'none'" in policy
-    assert not re.search(r'(src|href)="(?!data:,)', html.replace(script, ""))
-    assert not re.search(r"^(import|export) ", script, re.M)
-
-
-def test_the_offline_file_says_what_it_left_out(monkeypatch):
-    sessions = Sessions([long_checkpoint()], ["x"], " ".join(str(i * i % 23) for i in range(600)))
-    monkeypatch.setattr(offline, "MAX_DATA", 60_000)
-    html, note = offline.offline_page(sessions)
-    assert "leaves out" in note
-    assert len(html) < 60_000 * 4 / 3 + 200_000

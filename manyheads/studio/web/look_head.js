@@ -123,7 +123,8 @@ export class HeadPanel {
     const width = Math.floor((this.views.clientWidth - 12 * (count - 1)) / count);
     if (width < 50) return;
     const top = this.views.getBoundingClientRect().top + scrollY;
-    const height = Math.round(Math.max(400, Math.min(innerHeight - top - 24, width)));
+    const least = this.look.state.view === "lines" ? 400 : Math.min(400, width); // a narrow matrix is no taller than wide
+    const height = Math.round(Math.max(least, Math.min(innerHeight - top - 24, width)));
     for (const view of this.visible) if (view.surface.width !== width || view.surface.height !== height) view.resize(width, height);
   }
 
