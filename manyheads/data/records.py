@@ -99,16 +99,12 @@ class DelimitedTable(Table):
 
     def __init__(self, lines: LineReader, quiet_lines: LineReader, dialect: Dialect) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), lines.max_length))
-        _, first_line = next(iter(quiet_lines))
-        if separator := SEPARATOR_LINE.fullmatch(first_line):
+        sample = tuple(first_items(line for _, line in quiet_lines))
+        if separator := SEPARATOR_LINE.fullmatch(sample[0]):
             lines, quiet_lines = replace(lines, skip=1), replace(quiet_lines, skip=1)
         super().__init__(lines)
         self.dialect, self.no_quotes_reason = dialect, ""
-        self.delimiter = dialect.delimiter or (
-            separator[1]
-            if separator
-            else detect_delimiter(lines.path, tuple(first_items(line for _, line in quiet_lines)))
-        )
+        self.delimiter = dialect.delimiter or (separator[1] if separator else detect_delimiter(lines.path, sample))
         self.delimiter_note = f", separated by {DELIMITERS[self.delimiter]}s"
         self.quotes = self._has_quotes(quiet_lines) if dialect.quotes is None else dialect.quotes
         records = (cells for _, cells in self._parse(quiet_lines, quotes=self.quotes))

@@ -34,7 +34,7 @@ from manyheads.training.events import Change
 from manyheads.training.log import read_events
 from manyheads.training.preparation import PreparedRun
 from manyheads.training.run import SAFE_TO_CHANGE, RunSpec
-from manyheads.training.store import SAVED_RUN, list_checkpoints
+from manyheads.training.store import SAVED_RUN, find_checkpoint, list_checkpoints
 
 # fields that are safe to change when a run is resumed, but change its metrics
 METRIC_FIELDS = ("train.steps", "train.best", "train.eval_every", "train.eval_rows")
@@ -55,6 +55,8 @@ def check_folder(folder: Path, resume: str = "auto") -> None:
     if resume == "never" and is_run(folder):
         raise RunError(f"{folder} already contains a run, and --resume is never", hint=NEW_OUTPUT)
     check_unlocked(folder)
+    if resume not in ("auto", "never"):
+        find_checkpoint(folder / "checkpoints", Path(resume))
 
 
 def is_run(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from manyheads.files.write import append_atomic, explain_write_errors, write_ato
 from manyheads.spec import Tree
 from manyheads.training.events import Event
 
-MAX_EVENT_BYTES = 1 << 24  # a longer line of metrics.jsonl is read in pieces, which are no events
+MAX_EVENT_BYTES = 1 << 24  # of a line of metrics.jsonl; a longer one is an error
 
 
 @contextmanager
@@ -66,11 +67,16 @@ class Log:
 
 
 def read_events(path: Path) -> Iterator[Tree]:
-    """Yields the events of metrics.jsonl, without a line that a crash left incomplete."""
+    """Yields the events of metrics.jsonl, without a line that a crash left incomplete.
+
+    Raises OSError if it is no regular file, or if a line is too long for an event, as that of a sparse file.
+    """
     if not path.exists():
         return
     with open_regular(path) as file:
-        while line := file.readline(MAX_EVENT_BYTES):
+        while line := file.readline(MAX_EVENT_BYTES + 1):
+            if len(line) > MAX_EVENT_BYTES:
+                raise OSError(errno.EINVAL, f"has a line of more than {MAX_EVENT_BYTES:,} bytes", str(path))
             with suppress(ValueError, RecursionError):
                 event = json.loads(line)
                 if isinstance(event, dict) and "event" in event and type(event.get("step")) is int:

@@ -1,4 +1,4 @@
-"""Prepares a run: opens its data and its initial checkpoint once, and turns rows into token ids."""
+"""Prepares a run: loads its data and its initial checkpoint once, and turns rows into token ids."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class PreparedRun(PreparedData):
 
 
 def prepare(spec: RunSpec) -> PreparedRun:
-    """Opens the data and the initial checkpoint of a run, and encodes the rows."""
+    """Loads the data and the initial checkpoint of a run, and encodes the rows."""
     data = prepare_data(spec)
     corpus, tokenizer, special_tokens = data.corpus, data.tokenizer, data.special_tokens
     fields, folder = spec.task.fields_in(corpus.fields), spec.data.tokenized_folder
@@ -106,7 +106,7 @@ def prepare(spec: RunSpec) -> PreparedRun:
 
 
 def prepare_data(spec: RunSpec) -> PreparedData:
-    """Opens the data and the initial checkpoint of a run, and trains or loads the tokenizer."""
+    """Loads the data and the initial checkpoint of a run, and trains or loads the tokenizer."""
     initial = load(Path(spec.init_from), dtype=torch.float32, verify=True) if spec.init_from else None
     model_spec = resolve_model(spec, initial)
     corpus = spec.data.load()

@@ -267,7 +267,12 @@ def pointer_target(pointer: Path) -> str:
 
 def find_resume_checkpoint(folder: Path, resume: str) -> tuple[Path | None, list[str]]:
     """Returns the checkpoint from which a run resumes, or None for a new run, and why newer ones are not used."""
-    return newest_valid(folder) if resume in ("auto", "never") else (find_checkpoint(folder, Path(resume)), [])
+    if resume in ("auto", "never"):
+        return newest_valid(folder)
+    checkpoint = find_checkpoint(folder, Path(resume))
+    if fault := verify_manifest(checkpoint):
+        raise CorruptFileError(fault)
+    return checkpoint, []
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
@@ -298,8 +303,6 @@ def find_checkpoint(folder: Path, name: Path) -> Path:
         names = ", ".join(checkpoint.name for checkpoint in list_checkpoints(folder)) or "none"
         error_type = CheckpointNotFoundError if path else PathNotFoundError
         raise error_type(f"{name} is not a checkpoint of this run (it has: {names})")
-    if fault := verify_manifest(match):
-        raise CorruptFileError(fault)
     return match
 
 

@@ -12,13 +12,16 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+import typer
 from command import COMMAND_NAMES, PRELOADED, error_of, run
 from rich.console import Console
+from small_runs import described
 
 from manyheads.cli import console
 from manyheads.cli.console import Progress, as_error
 from manyheads.cli.evaluate import image_text
 from manyheads.errors import DataError, ManyheadsError
+from manyheads.spec import to_toml
 
 GROUPS = {"data": ("show", "prepare"), "lab": ("list", "run", "notebook")}
 COMMANDS = [*([name] for name in COMMAND_NAMES if name not in GROUPS)]
@@ -189,33 +192,71 @@ def read(parent):
         return b""
 
 
+# by the command and its parameter, and more of some; model/ has a text and a run file, and no model
 MISSING = {
-    "predict": ["predict", "MISSING", "text"],
-    "predict a file": ["predict", "model", "--file", "MISSING"],
-    "evaluate": ["evaluate", "MISSING"],
+    "ask path": ["ask", "MISSING", "text"],
+    "ask file": ["ask", "model", "--file", "MISSING"],
+    "ask database": ["ask", "model", "text", "--database", "MISSING.db"],
+    "audit path": ["audit", "MISSING"],
+    "chat path": ["chat", "MISSING"],
+    "compare run": ["compare", "MISSING.toml", "position=none,rope", "-o", "out"],
+    "data prepare run": ["data", "prepare", "MISSING.toml", "-o", "out"],
+    "data show target": ["data", "show", "MISSING.toml"],
+    "evaluate path": ["evaluate", "MISSING"],
     "evaluate data": ["evaluate", "model", "--data", "MISSING.tsv"],
-    "export": ["export", "MISSING", "out"],
-    "audit": ["audit", "MISSING"],
-    "show": ["show", "./MISSING"],
-    "show a file": ["show", "MISSING.toml"],
-    "show a GGUF file": ["show", "MISSING.gguf"],
-    "train": ["train", "MISSING.toml", "-o", "out"],
-    "compare": ["compare", "MISSING.toml", "position=none,rope", "-o", "out"],
-    "data": ["data", "show", "MISSING.toml"],
-    "data prepare": ["data", "prepare", "MISSING.toml", "-o", "out"],
-    "new": ["new", "classify", "MISSING.tsv"],
-    "parts": ["show", "gpt2", "--parts", "MISSING.py"],
-    "in a folder that exists": ["predict", "model/MISSING", "text"],
+    "export path": ["export", "MISSING", "out"],
+    "heads path": ["heads", "MISSING", "model/a.txt"],
+    "heads file": ["heads", "model", "MISSING.txt"],
+    "look path": ["look", "MISSING", "text"],
+    "look compare": ["look", "model", "text", "--compare", "MISSING"],
+    "new file": ["new", "classify", "MISSING.tsv"],
+    "new init_from": ["new", "copy", "--init-from", "MISSING"],
+    "predict path": ["predict", "MISSING", "text"],
+    "predict path: in a folder that exists": ["predict", "model/MISSING", "text"],
+    "predict file": ["predict", "model", "--file", "MISSING"],
+    "predict json_schema": ["predict", "model", "text", "--json-schema", "MISSING.json"],
+    "score path": ["score", "MISSING", "text"],
+    "score file": ["score", "model", "--file", "MISSING"],
+    "show target": ["show", "./MISSING"],
+    "show target: a file": ["show", "MISSING.toml"],
+    "show target: a GGUF file": ["show", "MISSING.gguf"],
+    "show swaps_from": ["show", "gpt2", "--swaps-from", "./MISSING"],
+    "show parts": ["show", "gpt2", "--parts", "MISSING.py"],  # an option of every command
+    "train run": ["train", "MISSING.toml", "-o", "out"],
+    "train resume": ["train", "model/run.toml", "-o", "out", "--resume", "MISSING"],
 }
+OUTPUTS = {"html", "output", "png", "queue", "svg"}  # which need not exist
+
+
+def input_paths():
+    """The command and the name of each parameter that may be a path, as its help says."""
+    console.load_commands()
+    for words in COMMANDS:
+        command = typer.main.get_command(console.app)
+        for word in words:
+            command = command.commands[word]
+        for parameter in command.params:
+            is_path = re.search("PATH(?!=)|FILE|RUN|DIR|MODEL|SCHEMA", parameter.metavar or "")
+            if is_path and parameter.name not in OUTPUTS | {"parts"}:
+                yield f"{' '.join(words)} {parameter.name}"
+
+
+def test_every_path_of_every_command_has_a_case_of_a_path_that_does_not_exist():
+    assert {*input_paths(), "show parts"} == {name.partition(":")[0] for name in MISSING}
 
 
 @pytest.mark.parametrize("name", MISSING)
 def test_a_path_that_does_not_exist_is_a_wrong_argument(name, tmp_path):
     """Exit status 2 and one sentence, in every command; nothing is written."""
     (tmp_path / "model").mkdir()
-    error = error_of(*MISSING[name], cwd=tmp_path, check=2)
-    assert error["code"] in ("usage.path-not-found", "config.file", "usage.parts-file")
-    assert "MISSING" in error["message"]
+    (tmp_path / "model" / "a.txt").write_text("a text\n")
+    (tmp_path / "model" / "run.toml").write_text(to_toml(described("seq2seq")))
+    if MISSING[name][0] in ("chat", "look"):  # which have no --json
+        assert re.fullmatch("manyheads: .*MISSING.*\n", run(*MISSING[name], cwd=tmp_path, check=2).stderr)
+    else:
+        error = error_of(*MISSING[name], cwd=tmp_path, check=2)
+        assert error["code"] in ("usage.path-not-found", "config.file", "usage.parts-file")
+        assert "MISSING" in error["message"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 

@@ -284,12 +284,15 @@ def test_with_a_beam_per_text_the_best_covered_of_all_texts_is_found(name, cover
     assert coverage_penalty < 1 or plain != [best.token_ids for best, *_ in found], "coverage changed no text"
 
 
-def test_without_a_coverage_penalty_nothing_is_recorded_and_scores_are_the_same(monkeypatch):
-    model, (prompt, source) = random_model(SHAPES["pair"]), prompt_and_source("pair")
-    batch = GenerationBatch(model, Inputs(prompt), Inputs(source), SEVERAL_EOS, ())
+@pytest.mark.parametrize("name", ["pair", "decoder"])
+def test_without_a_coverage_penalty_no_attention_to_a_source_is_needed_and_scores_are_the_same(name):
+    model, (prompt, source) = random_model(SHAPES[name]), prompt_and_source(name)
+    batch = GenerationBatch(model, Inputs(prompt), None if source is None else Inputs(source), SEVERAL_EOS, ())
     expected = run_to_end(choose_decoding("gnmt-beam").generate(batch))
-    monkeypatch.setattr("manyheads.generate.methods.gnmt.record", None)
     assert run_to_end(choose_decoding({"kind": "gnmt-beam", "coverage_penalty": 0.0}).generate(batch)) == expected
+
+
+def test_a_coverage_penalty_selects_its_beam_search():
     assert generation_config(num_beams=3, coverage_penalty=0.3).decoding.kind == "gnmt-beam"
     assert generation_config(num_beams=3, coverage_penalty=0).decoding.kind == "beam"
 

@@ -200,14 +200,9 @@ def test_the_distribution_that_is_sampled_is_that_of_transformers(settings, tmp_
 
     theirs = AutoModelForCausalLM.from_pretrained(folder)
     ids = torch.tensor([[5, 9, 7, 5]])
-    theirs.generation_config.update(max_new_tokens=1)
-    config, _ = theirs._prepare_generation_config(theirs.generation_config)
-    theirs._prepare_special_tokens(config, kwargs_has_attention_mask=True)
-    config.max_length = 5
-    processors = theirs._get_logits_processor(config, input_ids_seq_length=4, device="cpu")
-    logits = theirs(ids).logits[:, -1].float()
-    expected = processors(ids, logits).softmax(-1)
-    own = generation_config(ours.generation_settings, max_new_tokens=1)
+    options = {"max_new_tokens": 3, "output_scores": True, "return_dict_in_generate": True}
+    expected = theirs.generate(ids, attention_mask=torch.ones_like(ids), **options).scores[0].softmax(-1)
+    own = generation_config(ours.generation_settings, max_new_tokens=3)
     torch.testing.assert_close(processed(own, ours.logits(ids)[:, -1], ids).softmax(-1), expected, rtol=1e-4, atol=1e-6)
     assert own.decoding.kind == "sample"
 

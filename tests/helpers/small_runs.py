@@ -8,6 +8,8 @@ import os
 import re
 import signal
 import sys
+from collections import Counter
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -114,6 +116,22 @@ def at_file(event, pattern, action, count=1):
                     action()
 
     sys.addaudithook(hook)
+
+
+@contextmanager
+def opened_files(folder):
+    """Counts how often the block opens each file below a folder, in this process."""
+    counts, counting = Counter(), True
+
+    def hook(name, arguments):
+        if counting and name == "open" and str(arguments[0]).startswith(str(folder)):
+            counts[str(Path(arguments[0]).relative_to(folder))] += 1
+
+    sys.addaudithook(hook)  # which cannot be removed
+    try:
+        yield counts
+    finally:
+        counting = False
 
 
 def at_forward(actions, *, training=True):

@@ -16,6 +16,7 @@ from small_runs import described, train_all
 import manyheads
 from manyheads import build, evaluate
 from manyheads.model.finite import raise_nonfinite
+from manyheads.model.lowering import lowered_decoder
 from manyheads.training.loop import validate
 from manyheads.training.preparation import prepare
 from manyheads.training.run import read_run
@@ -56,6 +57,23 @@ def test_a_prediction_that_is_not_finite_is_an_error_that_names_the_layer(name, 
             manyheads.predict(checkpoint, TEXTS[name], **settings)
     ids = torch.tensor(checkpoint.encode_ids([TEXTS[name]]))
     assert not checkpoint.model(ids, *([ids] if checkpoint.has_source else [])).isfinite().all()  # no check stays on it
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("layer", "row"),
+    [("decoder.layers.1.residual.norms.1", slice(None)), ("decoder.embed.position.table", 3)],
+    ids=["in the prompt", "in the second step after it"],
+)
+def test_a_quantized_model_that_is_not_finite_is_an_error_that_names_the_layer(weights, layer, row, tmp_path):
+    """Although its steps are computed by a plan, which has no modules."""
+    checkpoint = manyheads.load(folder_of("gpt2", tmp_path / "gpt2"), copy=True, weights=weights)
+    with torch.no_grad():
+        assert lowered_decoder(checkpoint.model.decoder, checkpoint.model.head) is not None
+        checkpoint.model.get_submodule(layer).weight[row] = torch.inf
+    for settings in ({}, {"num_beams": 2}, {"temperature": 1.0}):
+        with raises("model.non-finite", layer):
+            manyheads.predict(checkpoint, "word0 word1", max_new_tokens=5, **settings)
 
 
 def test_an_embedding_that_is_not_finite_is_an_error(tmp_path):

@@ -18,6 +18,7 @@ from manyheads.inspect.edit import ablate, edit
 from manyheads.kernels.plan import NotLoweredError
 from manyheads.model import lowering
 from manyheads.model.cache import Cache
+from manyheads.model.finite import raise_nonfinite
 from manyheads.model.lowering import LoweredDecoder, lowered_decoder
 from manyheads.model.quantization import is_quantized, quantize_model
 from manyheads.parts.feedforward import ACTIVATIONS
@@ -217,7 +218,7 @@ class Doubled(nn.Linear):
 
 
 @torch.no_grad()
-def test_values_that_are_not_finite_stay_so():
+def test_values_that_are_not_finite_stay_so_and_their_first_layer_is_found():
     model = quantized(position="rope")
     _, state = model.step(tokens(1, 5), model.start(capacity=9))
     model.decoder.norm.bias[3] = torch.nan
@@ -225,6 +226,8 @@ def test_values_that_are_not_finite_stay_so():
     model.decoder.norm.bias[3] = 0.0
     model.decoder.layers[0].residual.norms[0].weight[0] = torch.inf
     assert not model.step(tokens(1, 1), state)[0].isfinite().any()
+    with raises("model.non-finite", "decoder.layers.0.residual.norms.0"):
+        raise_nonfinite(model, lambda: model.step(tokens(1, 1), state))
 
 
 @torch.no_grad()

@@ -148,12 +148,22 @@ def test_a_curve_that_still_falls_is_known(curve, expected):
     assert is_improving(curve) == expected
 
 
-def test_a_note_tells_that_curves_still_fall(path, tmp_path):
-    command = ("compare", path, "lr=1e-2", "--seeds", "1", "-s", "train.eval_every=1")
-    report = run_json(*command, "--output", tmp_path / "grid")
-    (cell,) = report["cells"]
-    assert cell["still_improving"] == is_improving(cell["seeds"][0]["curve"])
-    assert ("train.steps" in run(*command, "--output", tmp_path / "grid").stderr) == cell["still_improving"]
+def test_a_note_tells_how_many_curves_still_fall(path, tmp_path):
+    """None of two, and then one, whose log is given other losses; no run is trained again."""
+    options = ("--seeds", "2", "-s", "train.eval_every=1", "-s", "train.steps=4", "--output", tmp_path / "grid")
+    command, report = ("compare", path, "lr=1e-9", *options), tmp_path / "grid" / "compare.json"
+    assert "train.steps" not in run(*command).stderr
+    assert json.loads(report.read_text())["cells"][0]["still_improving"] == 0
+    log = tmp_path / "grid" / "lr=1e-9" / "seed-4" / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "evaluated":
+            line["metrics"]["loss"] = 5.0 - line["step"]
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "train.steps" in run(*command).stderr
+    (cell,) = json.loads(report.read_text())["cells"]
+    assert cell["still_improving"] == 1
+    assert cell["seeds"][0]["curve"] == [[1, 4.0], [2, 3.0], [3, 2.0], [4, 1.0]]
 
 
 def test_the_report_has_the_metrics_of_the_runs_and_no_run_is_trained_twice(path, tmp_path):
@@ -344,8 +354,11 @@ def test_an_error_that_is_larger_than_a_pipe_and_a_killed_process_reach_the_repo
     assert str(-signal.SIGKILL) in killed["error"]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_an_interrupted_grid_is_resumed(path, tmp_path, jobs):
+@pytest.mark.parametrize(
+    ("jobs", "number", "status"),
+    [(1, signal.SIGINT, 130), (2, signal.SIGINT, 130), (2, signal.SIGTERM, 75), (2, signal.SIGHUP, 75)],
+)
+def test_a_grid_that_is_stopped_by_a_signal_is_resumed(path, tmp_path, jobs, number, status):
     torch.set_num_threads(1)
     axes, grid, stderr = ["position=none,rope,sinusoidal"], tmp_path / "grid", tmp_path / "err"
     command = ["compare", path, *axes, "--seeds", 1, "--jobs", jobs, "-s", "train.steps=20", "--quiet", "-o", grid]
@@ -353,9 +366,10 @@ def test_an_interrupted_grid_is_resumed(path, tmp_path, jobs):
     process = started(*command, stderr=stderr)
     while process.is_alive() and not list(grid.glob("*/*/metrics.jsonl")):
         time.sleep(0.01)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     process.join(120)
-    assert process.exitcode == 130, stderr.read_text()
+    assert process.exitcode == status, stderr.read_text()
+    assert not list(grid.glob("*/*/lock.json"))
     assert len(list(grid.glob("*/*/checkpoints/step-00000020"))) < 3
     overrides = ["train.steps=20"]
     resumed, whole = (compare(path, axes, tmp_path / name, seeds=1, overrides=overrides) for name in ("grid", "whole"))

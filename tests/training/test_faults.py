@@ -8,6 +8,7 @@ import pty
 import re
 import resource
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,11 +22,12 @@ from threading import Event, Thread
 
 import pytest
 import torch
-from command import at_terminal, error_of, run
+from command import COMMAND_NAMES, at_terminal, error_of, run
 from safetensors.torch import load_file, save_file
 from small_runs import at_file, at_forward, described, end_of, hashes, resume, train_all
 
 import manyheads
+from manyheads.checkpoint.exporter import FORMATS
 from manyheads.files.manifest import verify_manifest
 from manyheads.files.read import sha256
 from manyheads.files.write import write_atomic
@@ -257,6 +259,15 @@ def test_a_failed_write_to_standard_error_does_not_end_the_run(how, run_file, tm
     assert hashes(tmp_path / "run")["model.safetensors"] == hashes(whole)["model.safetensors"]
 
 
+def test_a_run_outlives_the_reader_of_its_output(run_file, tmp_path, whole):
+    """A real shell and a real pipe, whose reader takes three lines of many."""
+    command = f"{sys.executable} -m manyheads train run.toml -o run -s train.eval_every=1 2>&1; echo $? > status"
+    done = subprocess.run(["sh", "-c", f"{{ {command}; }} | head -n 3"], capture_output=True, text=True, cwd=tmp_path)
+    assert (len(done.stdout.splitlines()), (tmp_path / "status").read_text()) == (3, "0\n")
+    assert end_of_log(tmp_path / "run") == (8, "steps")
+    assert hashes(tmp_path / "run")["model.safetensors"] == hashes(whole)["model.safetensors"]
+
+
 def end_of_log(folder):
     last = log_lines(folder)[-1]
     return last["step"], last.get("reason")
@@ -269,24 +280,40 @@ def close_streams(*numbers):
         setattr(sys, ("stdin", "stdout", "stderr")[number], None)
 
 
-def test_every_command_works_with_closed_standard_streams(run_file, copied, tmp_path, whole):
-    for command in (
-        ("train", run_file, "--output", tmp_path / "run"),
-        ("train", run_file, "--dry-run"),
-        ("compare", run_file, "optim.lr=0.003", "--seeds", "1", "--jobs", "2", "--output", tmp_path / "grid"),
-        ("evaluate", copied),
-        ("predict", copied, "1 2 3"),
-        ("export", copied, tmp_path / "exported", "--to", "manyheads"),
-        ("audit", copied),
-        ("data", "show", run_file),
-        ("data", "prepare", run_file, "--output", tmp_path / "ids"),
-        ("new", "copy", "--output", tmp_path / "copy.toml", "--minutes", "0.001", "-s", "data.count=200"),
-        ("show", "gpt2", "-s", "decoder.layers=1"),
-        ("--version",),
-    ):
-        run(*command, before=partial(close_streams, 0, 1, 2))
-    assert hashes(tmp_path / "run") == hashes(whole)
-    assert hashes(tmp_path / "grid" / "optim.lr=0.003" / "seed-5") == hashes(whole)
+# in a folder with run.toml and the finished run `copied`: the exit status, and the folder of a run that is trained
+WITHOUT_STREAMS = {
+    "--version": (0, None),
+    "ask copied '1 2 3'": (0, None),
+    "audit copied": (0, None),
+    "chat copied": (2, None),  # it has no chat template
+    "compare run.toml optim.lr=0.003 --seeds 1 --jobs 2 -o grid": (0, "grid/optim.lr=0.003/seed-5"),
+    "data show run.toml": (0, None),
+    "data prepare run.toml -o ids": (0, None),
+    "demo -o copied": (2, None),  # of another run
+    "evaluate copied": (0, None),
+    "export copied exported --to manyheads": (0, None),
+    "heads copied lines.txt": (2, None),  # an encoder-decoder
+    "lab list": (0, None),
+    "look copied '1 2 3' --terminal": (0, None),
+    "new copy -o copy.toml --minutes 0.001 -s data.count=200": (0, None),
+    "predict copied '1 2 3'": (0, None),
+    "score copied '1 2 3' --source '1 2'": (0, None),
+    "show gpt2 -s decoder.layers=1": (0, None),
+    "train run.toml -o run": (0, "run"),
+    "train run.toml --dry-run": (0, None),
+}
+
+
+def test_every_command_has_a_case_without_standard_streams():
+    assert {command.split()[0] for command in WITHOUT_STREAMS} == {"--version", *COMMAND_NAMES}
+
+
+@pytest.mark.parametrize("command", WITHOUT_STREAMS)
+def test_a_command_works_with_closed_standard_streams(command, run_file, copied, tmp_path, whole):
+    (tmp_path / "lines.txt").write_text("1 2 3\n")
+    status, trained = WITHOUT_STREAMS[command]
+    run(*shlex.split(command), cwd=tmp_path, check=status, before=partial(close_streams, 0, 1, 2))
+    assert trained is None or hashes(tmp_path / trained) == hashes(whole)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -561,6 +588,7 @@ def test_weights_that_are_not_those_that_were_saved_are_not_evaluated_exported_o
     for name, damage in (("model.safetensors", flip_bit), ("manifest.json", Path.unlink)):
         folder = Path(shutil.copytree(copied, tmp_path / name.partition(".")[0]))
         damage(folder / "checkpoints" / latest / name)
+        run("predict", folder, "1 2 3")  # which compares no hash
         start = tmp_path / "start.toml"
         start.write_text(to_toml({**tree(), "model": {}, "init_from": str(folder)}))
         for command in (
@@ -599,12 +627,17 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_read_again(name, same_
 
 
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP), (signal.SIGINT,)], ids=str)
-@pytest.mark.parametrize("form", ["manyheads", "onnx"])
-def test_a_terminated_export_leaves_nothing(form, numbers, copied, tmp_path):
-    before = partial(at_file, "open", r"/\.draft-\w+/draft.*(safetensors|json|onnx)", partial(send, *numbers))
-    target = tmp_path / "new" / "exported"
-    run("export", copied, target, "--to", form, check=128 + numbers[0], before=before)
-    assert [path.name for path in tmp_path.iterdir()] == ["copied"]
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_terminated_export_leaves_nothing(form, numbers, tmp_path):
+    """Before a file of the folder is written, or, of a single file, when it is whole."""
+    sizes = ("vocab=9", "decoder.layers=1", "decoder.width=8", "decoder.attention.heads=2")
+    manyheads.export(manyheads.build(manyheads.read("gpt2", *sizes)), tmp_path / "model", to="manyheads")
+    moment = ("os.rename", "/draft$") if form == "gguf" else ("open", r"/draft/.*(safetensors|json|onnx)$")
+    before = partial(at_file, *moment, partial(send, *numbers))
+    run(
+        "export", tmp_path / "model", tmp_path / "new" / "exported", "--to", form, check=128 + numbers[0], before=before
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 # ----------------------------------------------------------------------------------------------------- NaN and infinity

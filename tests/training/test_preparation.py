@@ -1,4 +1,4 @@
-"""Reading a run file opens neither data nor checkpoints; preparing it opens each, once."""
+"""Reading a run file opens neither data nor checkpoints; preparing it loads each, once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import pytest
 import torch
 from raising import raises
 from small_checkpoints import folder_of
-from small_runs import described, train_all
+from small_runs import described, opened_files, train_all
 from tokenizers import Tokenizer, models
 
 import manyheads
 from manyheads import Checkpoint, build, read
 from manyheads.model.spec import ModelSpec
 from manyheads.spec import to_toml, to_tree
+from manyheads.training.loop import train_events
 from manyheads.training.preparation import checkpoint_hash, prepare
 from manyheads.training.run import read_run, read_run_file
 
@@ -44,6 +45,34 @@ def test_a_run_is_read_where_its_files_do_not_exist_and_preparing_it_is_an_error
     assert read_run_file(tmp_path / "run.toml") == spec, "what is written is read the same, without the files"
     with raises(code, value):
         prepare(spec)
+
+
+FILES = {
+    "pairs.csv": ("pairs", "a {0},b {0}\n", "seq2seq"),
+    "quoted.csv": ("pairs", '"a, {0}","b {0}"\n', "seq2seq"),
+    "pairs.tsv": ("pairs", "a {0}\tb {0}\n", "seq2seq"),
+    "pairs.jsonl": ("pairs", '{{"source": "a {0}", "target": "b {0}"}}\n', "seq2seq"),
+    "text.txt": ("text", "a text {0}\n\n", "causal"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_data_and_checkpoint_are_loaded_once_and_never_again(name, tmp_path):
+    kind, line, task = FILES[name]
+    train_all(described(task, steps=1), tmp_path / "first")
+    (tmp_path / name).write_text("".join(map(line.format, range(60))))
+    changes = {"data": {"kind": kind, "path": str(tmp_path / name)}, "init_from": str(tmp_path / "first")}
+    spec = read_run(without(described(task, steps=1), "model", "tokenizer") | changes)
+    with opened_files(tmp_path) as loading:
+        spec.data.load()
+        manyheads.load(tmp_path / "first", verify=True)
+    assert loading[name]
+    with opened_files(tmp_path) as preparing:
+        run = prepare(spec)
+    assert preparing == loading
+    with opened_files(tmp_path) as training:
+        list(train_events(run, tmp_path / "run"))
+    assert not training.keys() & loading.keys()
 
 
 def test_with_init_from_the_model_stays_a_tree_of_overrides_until_the_checkpoint_is_opened(tmp_path):

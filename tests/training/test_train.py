@@ -399,8 +399,6 @@ def test_a_signal_saves_and_the_same_command_resumes(run_file, tmp_path, number,
     [
         ("task=causal", 2, "config.incompatible", "decoder"),
         ("train.stepz=3", 2, "config.unknown-key", "steps"),
-        ('data={kind="pairs",path="nowhere.tsv"}', 3, "data.file", "nowhere.tsv"),
-        ('data={kind="conllu",path="nowhere.conllu"}', 3, "data.file", "nowhere.conllu"),
         (f'data={{kind="images",path="{__file__}"}}', 3, "data.file", __file__),
     ],
 )
@@ -408,6 +406,29 @@ def test_an_error_of_the_command_has_a_code_and_writes_nothing(override, status,
     error = error_of("train", run_file, "--output", tmp_path / "x", "-s", override, check=status)
     assert error["code"] == code
     assert value in error["message"]
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "status", "code"),
+    [
+        ('data={kind="pairs",path="nowhere"}', 3, "data.file"),
+        ('data={kind="conllu",path="nowhere"}', 3, "data.file"),
+        ('tokenizer={kind="file",path="nowhere"}', 3, "data.file"),
+        ('init_from="nowhere"', 2, "usage.path-not-found"),
+    ],
+)
+def test_a_path_that_does_not_exist_is_the_same_error_in_an_override_as_in_the_run_file(
+    assignment, status, code, run_file, tmp_path
+):
+    (tmp_path / "other.toml").write_text(to_toml(override(described("seq2seq"), [assignment])))
+    errors = [
+        error_of("train", *arguments, "--output", tmp_path / "x", check=status)
+        for arguments in ((run_file, "-s", assignment), (tmp_path / "other.toml",))
+    ]
+    assert errors[0] == errors[1]
+    assert errors[0]["code"] == code
+    assert "nowhere" in errors[0]["message"]
     assert not (tmp_path / "x").exists()
 
 
