@@ -219,7 +219,9 @@ def transformer_loop(
     else:
         checkpoint, ids, loss = trained_decoder(sentences, steps=steps, seed=seed, progress=progress)
         rows = [ids[i : i + 4].tolist() for i in torch.randint(len(ids) - 4, (prompts,)).tolist()]
-    settings: dict[str, Any] = {"max_new_tokens": tokens, "seed": seed} | ({} if model else {"suppress_tokens": SPECIAL})
+    settings: dict[str, Any] = {"max_new_tokens": tokens, "seed": seed} | (
+        {} if model else {"suppress_tokens": SPECIAL}
+    )
     temperatures, texts = sorted({coldest, 0.2, 0.4, 0.6, 1.0, 1.5}), dict[float, list[list[int]]]()
     for done, temperature in enumerate(temperatures):
         progress(f"temperature {temperature:g}", done, len(temperatures))
