@@ -134,12 +134,12 @@ def copying(
     )
 
 
-@lab("attention", rows=("A5", "A6"), counterexample={"strength": 1.0}, try_next=("--chosen 5", "--strength 3"))
+@lab("attention", rows=("A5", "A6"), counterexample={"strength": 1.0}, try_next=("--num-averaged 5", "--strength 3"))
 def averaging(
     *,
     strength: Annotated[float, "s, the factor of the query"] = 20.0,
     keys: Annotated[int, "number of keys"] = 10,
-    chosen: Annotated[int, "how many values to average"] = 2,
+    num_averaged: Annotated[int, "how many values to average"] = 2,
 ) -> Finding:
     """A query along the sum of some keys averages their values.
 
@@ -161,17 +161,17 @@ def averaging(
 
     cases = [(s, m) for s in grow(strength) for m in range(1, keys + 1)]
     error = max(float((weights(s, m) - formula(s, m)).abs().max()) for s, m in cases)
-    distance = (attend(query(strength, chosen), k, v)[0] - v[order[:chosen]].mean(0)).norm()
+    distance = (attend(query(strength, num_averaged), k, v)[0] - v[order[:num_averaged]].mean(0)).norm()
     curves = {
-        "measured": [(s, float(weights(s, chosen)[0])) for s in grow(strength)],
-        "formula": [(s, formula(s, chosen)) for s in grow(strength)],
+        "measured": [(s, float(weights(s, num_averaged)[0])) for s in grow(strength)],
+        "formula": [(s, formula(s, num_averaged)) for s in grow(strength)],
     }
     return Finding(
         (
             at_most("largest difference of a weight from the formula, for every m", error, 1e-6),
-            at_most(f"distance between the output and the mean, m = {chosen}", distance, 1e-6),
+            at_most(f"distance between the output and the mean, m = {num_averaged}", distance, 1e-6),
         ),
-        (Lines("Weight of each chosen key", "s", "weight", curves, {f"1/{chosen}": 1 / chosen}),),
+        (Lines("Weight of each averaged key", "s", "weight", curves, {f"1/{num_averaged}": 1 / num_averaged}),),
     )
 
 

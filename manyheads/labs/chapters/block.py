@@ -118,7 +118,7 @@ def residual_connection(
         return jacobian.norm(dim=(1, 3))
 
     without, with_it = NoResidualSpec(), PreSpec() if residual else NoResidualSpec()
-    stated, lost, kept = (gradients(r, detached=d) for r, d in ((without, False), (without, True), (with_it, True)))
+    stated, lost, attached = (gradients(r, detached=d) for r, d in ((without, False), (without, True), (with_it, True)))
     with torch.no_grad():
         summed = output(x, with_it, detached=False) - output(x, without, detached=False)
     return Finding(
@@ -130,13 +130,13 @@ def residual_connection(
                 at_least("no residual: largest gradient of a token to itself (stated: 0)", float(stated.diag().max()),
                          1e-6),
                 equals("no residual, query held constant: the same", float(lost.diag().max()), 0.0),
-                at_least("residual, query held constant: smallest gradient", float(kept.diag().min()), 0.5),
+                at_least("residual, query held constant: smallest gradient", float(attached.diag().min()), 0.5),
             ),
         ),
         (
             change_map("Gradient of output i to input j, no residual", stated.detach()),
             change_map("No residual, query held constant", lost.detach()),
-            change_map("Residual, query held constant", kept.detach()),
+            change_map("Residual, query held constant", attached.detach()),
         ),
         correction="Without a residual connection the gradient of a token to itself is small, not 0: the token is not "
         "among the values, but it still forms the query, which chooses among the others. It is 0 if the query is held "

@@ -141,8 +141,8 @@ def embedding_size(*, presets: Annotated[str, "published models, separated by sp
     table. The recurrent network of Bahdanau et al. has word vectors of 620 and states of 1000, and a matrix between the
     two.
     """
-    chosen = presets.split() or list(names())
-    pairs = {name: sizes(name) for name in chosen}
+    preset_names = presets.split() or list(names())
+    pairs = {name: sizes(name) for name in preset_names}
     exceptions = [name for name, (embedding, width) in pairs.items() if embedding != width]
     columns = ("model", "embedding size", "hidden size", "equal")
     rows = [(name, *pair, "yes" if pair[0] == pair[1] else "no") for name, pair in pairs.items()]
@@ -195,8 +195,8 @@ def closed_models(
     """
     present = [name for name in closed.split() if has_preset(name)]
     models = (*closed.split(), "gpt3-175b", "gpt2")
-    known = {name: (has_preset(name), name.startswith("gpt2")) for name in models}
-    rows = [(name, *("yes" if answer else "no" for answer in answers)) for name, answers in known.items()]
+    answers_by_model = {name: (has_preset(name), name.startswith("gpt2")) for name in models}
+    rows = [(name, *("yes" if answer else "no" for answer in answers)) for name, answers in answers_by_model.items()]
     return Finding(
         (
             equals("closed models that can be built here", ", ".join(present) or "none", "none"),

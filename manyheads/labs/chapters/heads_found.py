@@ -119,8 +119,10 @@ def what_heads_find(
     checkpoint = Checkpoint(model.eval(), tokenizer)
     validation = [sentence(rng) for _ in range(sentences)]
     tags, subjects = accuracies(model, collate(validation))
-    found = {each.relation: each for each in relation_heads(checkpoint, [links(sentence) for sentence in validation])}
-    subject, before = found["subject"], found["word before noun"]
+    by_relation = {
+        each.relation: each for each in relation_heads(checkpoint, [links(sentence) for sentence in validation])
+    }
+    subject, before = by_relation["subject"], by_relation["word before noun"]
     pair = collate([(list(words), position, 0, tag) for words, position, tag in DOCUMENT])
     pair_tags, pair_subjects = accuracies(model, pair)
     return Finding(
@@ -138,16 +140,16 @@ def what_heads_find(
                 at_least("the two sentences of the document: right subjects", pair_subjects, 1.0),
                 attended_from_run(model, before.head if before.accuracy >= IS_FOUND else None),
             ),
-            *(reported(f"word before {tag}: accuracy of the best head", found[f"word before {tag}"].accuracy)
+            *(reported(f"word before {tag}: accuracy of the best head", by_relation[f"word before {tag}"].accuracy)
               for tag in TAGS),
         ),
-        (relation_table("Where the highest weight is, beside the best fixed offset", found),
+        (relation_table("Where the highest weight is, beside the best fixed offset", by_relation),
          pattern_table(checkpoint, validation),
          *(attention_from_run(model, list(words), position) for words, position, _ in DOCUMENT)),
     )  # fmt: skip
 
 
-def relation_table(title: str, found: dict[str, RelationHead]) -> Table:
+def relation_table(title: str, heads: dict[str, RelationHead]) -> Table:
     """For each relation, the head whose highest weight is right most often, beside the best fixed offset."""
     rows = [
         (
@@ -158,7 +160,7 @@ def relation_table(title: str, found: dict[str, RelationHead]) -> Table:
             head.offset,
             head.offset_accuracy,
         )
-        for head in found.values()
+        for head in heads.values()
     ]
     return Table(title, ("link", "count", "best head", "accuracy", "best offset", "accuracy of the offset"), rows)
 
@@ -204,8 +206,8 @@ def attended_from_run(model: nn.Module, head: int | None) -> Check:
     name = 'the two sentences: word that the head for the word before attends to most from "run"'
     if head is None:
         return reported(name, "no head attends to the word before")
-    found = [words[weights_from_run(model, words, position)[head].argmax()] for words, position, _ in DOCUMENT]
-    return equals(name, ", ".join(found), ", ".join(words[position - 1] for words, position, _ in DOCUMENT))
+    targets = [words[weights_from_run(model, words, position)[head].argmax()] for words, position, _ in DOCUMENT]
+    return equals(name, ", ".join(targets), ", ".join(words[position - 1] for words, position, _ in DOCUMENT))
 
 
 def attention_from_run(model: nn.Module, words: list[str], position: int) -> Heatmap:

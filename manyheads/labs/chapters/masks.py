@@ -165,14 +165,14 @@ def causality(
 # --------------------------------------------------------------------------------------------------------- padding
 
 
-@lab("masks", rows=("B4", "B5"), counterexample={"masked": False}, row_counterexamples={"B5": {"seen": 1}},
+@lab("masks", rows=("B4", "B5"), counterexample={"masked": False}, row_counterexamples={"B5": {"num_visible": 1}},
      try_next=("--pads 100", "--position rope"))  # fmt: skip
 def padding(
     *,
     pads: Annotated[int, "number of padding tokens"] = 3,
     position: Annotated[str, "how positions are represented, such as rope"] = "sinusoidal",
     masked: Annotated[bool, "whether the model is told which tokens are padding"] = True,
-    seen: Annotated[int, "keys that the row with no key sees after all, 0 to 4"] = 0,
+    num_visible: Annotated[int, "keys that the row with no key sees after all, 0 to 4"] = 0,
 ) -> Finding:
     """Padding changes nothing: a padded text gives the outputs of the text alone, on whichever side the padding is.
 
@@ -190,7 +190,7 @@ def padding(
         weights, out = first_layer(model, Inputs(row, padding_mask=is_pad) if masked else row)
         differences.append((out[~is_pad[0]] - alone).abs().max())
         on_pads = max(on_pads, float(weights[..., is_pad[0]].max()))
-    output, gradient = fully_masked(seen)
+    output, gradient = fully_masked(num_visible)
     return Finding(
         (
             *judging(
@@ -209,10 +209,10 @@ def padding(
     )  # fmt: skip
 
 
-def fully_masked(seen: int) -> tuple[float, float]:
+def fully_masked(num_visible: int) -> tuple[float, float]:
     """The largest output and gradient of attention if all keys but `seen` are padding; NaN if there is one."""
     q, k, v = (torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3))
-    mask = Mask(4, 4, q.device, padding_BM=torch.arange(4)[None] >= seen)
+    mask = Mask(4, 4, q.device, padding_BM=torch.arange(4)[None] >= num_visible)
     index = torch.arange(4)[None]
     out = DotSpec().build(1, 8, 8)(q, k, v, mask=mask, positions=Positions(index, index))
     grads = torch.autograd.grad(out.sum(), (q, k, v))

@@ -233,14 +233,14 @@ def rotation(
         return rope.rotate(x_LK[None, None], rope.precompute(count_positions(length), torch.float64))[0, 0]
 
     rotated_q, rotated_k = moved(q), moved(k)
-    scores, kept = rotated_q @ rotated_k.T, int(16 * fraction)
+    scores, num_rotated = rotated_q @ rotated_k.T, int(16 * fraction)
     diagonal = max(float(d.max() - d.min()) for d in map(scores.diagonal, range(1 - length, length)))
     return Finding(
         (
             at_most("largest difference at one offset", diagonal, 1e-9),
             at_most("change of the length of q", float((rotated_q.norm(dim=-1) - q.norm()).abs().max()), 1e-9),
             equals("parameters", count_parameters(rope), 0),
-            equals("change of the other coordinates", float((rotated_q[:, kept:] - q[kept:]).abs().sum()), 0.0),
+            equals("change of the other coordinates", float((rotated_q - q)[:, num_rotated:].abs().sum()), 0.0),
         ),
         (
             heatmap("Score of one q at position m (row) and one k at position n (column)", scores, row_axis="m",

@@ -45,11 +45,11 @@ def sentences() -> list[Pair]:
 
 def watched(names: Iterable[str], progress: OnProgress) -> Iterator[str]:
     """The names, one after the other, with the progress of the work on each."""
-    chosen = list(names)
-    for done, name in enumerate(chosen):
-        progress(name, done, len(chosen))
+    all_names = list(names)
+    for done, name in enumerate(all_names):
+        progress(name, done, len(all_names))
         yield name
-    progress("done", len(chosen), len(chosen))
+    progress("done", len(all_names), len(all_names))
 
 
 def error_bars(values: dict[str, list[float]]) -> dict[str, float]:

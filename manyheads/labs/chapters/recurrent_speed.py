@@ -202,10 +202,10 @@ def learning_speed(
         start = time.perf_counter()
         losses = fit(model, lambda _: torch.randint(0, SYMBOLS, (32, tokens)), RepeatLoss(distance),
                      steps=steps, lr=1e-2, progress=progress, name=name)  # fmt: skip
-        taken, smooth = time.perf_counter() - start, means(losses, 5)
+        seconds, smooth = time.perf_counter() - start, means(losses, 5)
         reached[name] = next((i for i, value in enumerate(smooth) if value < goal), steps)
         curves[name] = list(enumerate(smooth))
-        to_goal = f"{taken * reached[name] / steps:.1f}" if reached[name] < steps else "not reached"
+        to_goal = f"{seconds * reached[name] / steps:.1f}" if reached[name] < steps else "not reached"
         rows.append((name, count_parameters(model), reached[name] if reached[name] < steps else "not reached", to_goal))
     counts = [count_parameters(model) for model in models.values()]
     best_other = min(reached["convolution"], reached["recurrent"])

@@ -166,12 +166,12 @@ def as_decoder(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def without_cross_attention(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a decoder without its cross-attention and the norm of that; the embeddings are the encoder's."""
-    kept = {
+    same_weights = {
         name.replace(".norms.2.", ".norms.1."): weight
         for name, weight in weights.items()
         if name.startswith(("decoder.", "head.")) and ".cross." not in name and ".norms.1." not in name
     }
-    return kept | {"decoder.embed.table.weight": weights["encoder.embed.table.weight"]}
+    return same_weights | {"decoder.embed.table.weight": weights["encoder.embed.table.weight"]}
 
 
 def switch_off_cross_attention(model: Transformer, residual: str) -> None:

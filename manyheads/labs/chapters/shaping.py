@@ -91,17 +91,17 @@ def dependency_head(
         matrix[tuple(torch.from_numpy(links).T)] = 1.0
         return matrix
 
-    parse, chosen = target(toward="head", relation=None), target(toward="dependents", relation=relation)
+    parse, children = target(toward="head", relation=None), target(toward="dependents", relation=relation)
     keys = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64)).Q
-    weights = attention_weights(strength * chosen @ keys, keys)
-    rows = chosen.sum(1) > 0
+    weights = attention_weights(strength * children @ keys, keys)
+    rows = children.sum(1) > 0
     prefer = int(target(toward="dependents", relation="dobj")[words.index("prefer")].argmax())
     return Finding(
         (
             equals("words in each row of the parse", f"{parse.sum(1).min():g} to {parse.sum(1).max():g}", "1 to 1"),
             equals("object of prefer", words[prefer], "flight"),
             at_most("weights of the head, largest difference to the relation",
-                    float((weights - chosen)[rows].abs().max()), 1e-6),
+                    float((weights - children)[rows].abs().max()), 1e-6),
         ),
         (
             heatmap("All arcs: a word and its head", parse, words, words, row_axis="word", column_axis="head"),

@@ -56,23 +56,23 @@ class Reader:
         targets = {spec.name: spec.attention_targets(columns, self.after.tokenizer, {}) for spec in auxiliary_losses}
 
         def batch(_: int) -> Batch:
-            chosen = self.rng.integers(len(self.ids), size=24)
-            rows = task.batch([(self.ids[i],) for i in chosen], self.special, self.rng)
+            index = self.rng.integers(len(self.ids), size=24)
+            rows = task.batch([(self.ids[i],) for i in index], self.special, self.rng)
             return add_attention_targets(
-                rows, task, self.special, {k: [v[i] for i in chosen] for k, v in targets.items()}
+                rows, task, self.special, {k: [v[i] for i in index] for k, v in targets.items()}
             )
 
         def loss(model: nn.Module, rows: Batch) -> Tensor:
-            found = loss_with_auxiliary(task, auxiliary_losses, model, rows)  # type: ignore[arg-type]
-            counts = {name: loss.count for name, loss in found.auxiliary_losses.items()}
-            return total_loss(found, found.count, auxiliary_losses, counts)
+            task_loss = loss_with_auxiliary(task, auxiliary_losses, model, rows)  # type: ignore[arg-type]
+            counts = {name: loss.count for name, loss in task_loss.auxiliary_losses.items()}
+            return total_loss(task_loss, task_loss.count, auxiliary_losses, counts)
 
         return fit(self.after.model, batch, loss, steps=steps, lr=4e-3, progress=progress)
 
     def score(self, checkpoint: Checkpoint, *, trees: bool) -> dict[str, RelationHead]:
         """For each link of new paragraphs, the best head beside the best fixed offset."""
         rows = [(paragraph.text, links_of(paragraph, trees=trees)) for paragraph in self.validation]
-        return {found.relation: found for found in relation_heads(checkpoint, rows)}
+        return {head.relation: head for head in relation_heads(checkpoint, rows)}
 
 
 def links_of(paragraph: Paragraph, *, trees: bool) -> list[Link]:
@@ -109,8 +109,8 @@ def guided_head(
     fields = {"kind": "guided", "by": "arcs", "toward": "dependents", "relation": "nsubj", "layers": [0], "heads": [0]}
     reader = Reader(seed=seed)
     losses = reader.fit(steps, [AuxiliaryLossSpec.choose(fields | {"weight": weight})], progress)
-    found = reader.score(reader.after, trees=True)
-    subject = found["nsubj⁻¹"]
+    heads = reader.score(reader.after, trees=True)
+    subject = heads["nsubj⁻¹"]
     text = reader.validation[0].text
     pictures = (
         Heatmap(
@@ -118,16 +118,16 @@ def guided_head(
         )
         for name, checkpoint in (("before", reader.before), ("after", reader.after))
     )
-    better = sum(head.is_better for head in found.values() if head.relation != "nsubj⁻¹")
+    better = sum(head.is_better for head in heads.values() if head.relation != "nsubj⁻¹")
     return Finding(
         (
             at_least("links from a verb to its subject that the best head follows", subject.accuracy, 0.8),
             at_least("more than the best fixed offset", subject.accuracy - subject.offset_accuracy, 0.15),
             is_true("it is the guided head", (subject.attention, subject.head) == ("encoder.layers.0.attention", 0)),
-            reported("other relations in which a head is better than every offset", f"{better} of {len(found) - 1}"),
+            reported("other relations in which a head is better than every offset", f"{better} of {len(heads) - 1}"),
             reported("loss at the end, with the term", losses[-1]),
         ),
-        (*pictures, relation_table("Relations on new paragraphs", found)),
+        (*pictures, relation_table("Relations on new paragraphs", heads)),
     )  # fmt: skip
 
 

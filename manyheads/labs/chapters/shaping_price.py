@@ -76,8 +76,10 @@ def sweep_findings(kind: str, runs: list[Solution], population: Population) -> t
     """The checks and figures of one term: the best of the starts for each λ, and the best of all runs."""
     by_weight = {weight: [run for run in runs if run.weight == weight] for weight in sorted({r.weight for r in runs})}
     restarts = [min(starts, key=lambda run: run.total(run.weight)) for starts in by_weight.values()]
-    known = [min(runs, key=lambda run: run.total(w)) for w in by_weight]
-    beaten = sum(best.total(w) < run.total(w) - 1e-3 for w, run, best in zip(by_weight, restarts, known, strict=True))
+    best_runs = [min(runs, key=lambda run: run.total(w)) for w in by_weight]
+    beaten = sum(
+        best.total(w) < run.total(w) - 1e-3 for w, run, best in zip(by_weight, restarts, best_runs, strict=True)
+    )
     by_start = list(zip(*by_weight.values(), strict=True))
     checks = [
         at_most(f"L_{kind}: largest fall of L_LM from one λ to the next, best of the restarts; 0 at global optima",
@@ -89,7 +91,7 @@ def sweep_findings(kind: str, runs: list[Solution], population: Population) -> t
     ]  # fmt: skip
     curves = {
         "training, best of the restarts": [(run.weight, run.train) for run in restarts if run.weight > 0],
-        "training, best of all runs": [(w, run.train) for w, run in zip(by_weight, known, strict=True) if w > 0],
+        "training, best of all runs": [(w, run.train) for w, run in zip(by_weight, best_runs, strict=True) if w > 0],
         "validation, best of the restarts": [(run.weight, run.validation) for run in restarts if run.weight > 0],
     }
     free = min(by_weight[0.0], key=lambda run: run.train)
@@ -139,8 +141,8 @@ def shaping_price(
         if kind == "focus":
             free = min(run.train for run in runs if run.weight == 0)
             checks.append(near("L_LM without a term, against the lowest possible", free, population.best, 0.05))
-        found = sweep_findings(kind, runs, population)
-        checks, figures = checks + found[0], figures + found[1]
+        sweep = sweep_findings(kind, runs, population)
+        checks, figures = checks + sweep[0], figures + sweep[1]
     return Finding(
         tuple(checks),
         tuple(figures),

@@ -157,11 +157,11 @@ def continues_otherwise(tokens: list[int]) -> bool:
 
 def loop_table(checkpoint: Checkpoint, rows: list[list[int]], texts: list[list[int]], title: str) -> Table:
     """The loops with the longest periods."""
-    found = [(row, text, loop) for row, text in zip(rows, texts, strict=True) if (loop := find_repetition(text))]
+    loops = [(row, text, loop) for row, text in zip(rows, texts, strict=True) if (loop := find_repetition(text))]
     cells = [
         (checkpoint.decode(row), loop.prefix, loop.period, (len(text) - loop.prefix) // loop.period,
          checkpoint.decode(text[loop.prefix : loop.prefix + loop.period]))
-        for row, text, loop in sorted(found, key=lambda one: -one[2].period)[:6]
+        for row, text, loop in sorted(loops, key=lambda one: -one[2].period)[:6]
     ]  # fmt: skip
     return Table(title, ("prompt", "prefix", "period", "repeats", "text of the loop"), cells)
 
@@ -183,11 +183,11 @@ def trained_decoder(
     return Checkpoint(model, tokenizer), ids, fmean(losses[-10:])
 
 
-def loaded_prompts(model: str, sentences: list[str], count: int) -> tuple[Checkpoint, list[list[int]]]:
+def load_prompts(model: str, sentences: list[str], count: int) -> tuple[Checkpoint, list[list[int]]]:
     """A checkpoint of the user's, and the first four words of some sentences as its input ids."""
     checkpoint = load(model)
-    chosen = torch.randint(len(sentences), (count,)).tolist()
-    return checkpoint, checkpoint.to_input_ids([" ".join(sentences[i].split()[:4]) for i in chosen])
+    index = torch.randint(len(sentences), (count,)).tolist()
+    return checkpoint, checkpoint.to_input_ids([" ".join(sentences[i].split()[:4]) for i in index])
 
 
 @lab("temperature", rows=("K7",), errata=("E10",), seconds=(8.0, 60.0),
@@ -215,7 +215,7 @@ def transformer_loop(
     """
     sentences, loss = library_sentences(files), None
     if model:
-        checkpoint, rows = loaded_prompts(model, sentences, prompts)
+        checkpoint, rows = load_prompts(model, sentences, prompts)
     else:
         checkpoint, ids, loss = trained_decoder(sentences, steps=steps, seed=seed, progress=progress)
         rows = [ids[i : i + 4].tolist() for i in torch.randint(len(ids) - 4, (prompts,)).tolist()]
@@ -226,7 +226,7 @@ def transformer_loop(
     for done, temperature in enumerate(temperatures):
         progress(f"temperature {temperature:g}", done, len(temperatures))
         texts[temperature] = checkpoint.generate(rows, temperature=temperature, **settings)
-    shares = {t: sum(find_repetition(text) is not None for text in found) / prompts for t, found in texts.items()}
+    shares = {t: sum(find_repetition(text) is not None for text in outputs) / prompts for t, outputs in texts.items()}
     differ = sum(continues_otherwise(row[-2:] + text) for row, text in zip(rows, texts[coldest], strict=True))
     digits = (max(map(len, rows)) + tokens) * math.log10(checkpoint.tokenizer.get_vocab_size())
     return Finding(
