@@ -62,6 +62,7 @@ bench: setup
 	$(BIN)/python bench/load.py
 	$(BIN)/python bench/auxiliary.py
 	$(BIN)/python bench/record.py
+	$(BIN)/python bench/page.py
 
 # the site, with search, in site/: it loads nothing from the network and opens from the file system
 $(VENV)/.docs: $(STAMP)

@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 from command import run, started
+from offline_file import answers_of, assert_trusted
 from rich.console import Console
 from small_checkpoints import folder_of
 from small_runs import described, train_all
@@ -62,6 +63,16 @@ def test_the_figure_and_the_page_are_files(bert, tmp_path):
     assert len(page) < 20_000_000
     assert "Content-Security-Policy" in page
     assert error(bert, TEXT, "--html", tmp_path / "a.html", code=2)
+
+
+def test_a_recurrent_run_is_shown(tmp_path):
+    train_all(described("recurrent"), tmp_path / "run")
+    printed = run("look", tmp_path / "run", "a b c", "--terminal").stdout.splitlines()
+    assert printed[0].endswith("mean over heads")
+    run("look", tmp_path / "run", "a b c", "--html", tmp_path / "a.html")
+    assert_trusted(tmp_path / "a.html")
+    (attention,) = json.loads(answers_of(tmp_path / "a.html")["look/run"])["attentions"]
+    assert attention["kind"] == "alignment"
 
 
 @pytest.mark.parametrize(

