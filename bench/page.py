@@ -69,7 +69,8 @@ def paint_seconds(browser: Browser, length: int, repeats: int) -> list[float]:
         ends.append(time.time())
         return result
 
-    forward.forward, seconds = timed, []
+    seconds: list[float] = []
+    forward.forward = timed  # type: ignore[assignment]
     try:
         with serve(Sessions([Checkpoint(build(read("gpt2")).eval())], ["gpt2"], text)) as address:
             for _ in range(1 + repeats):  # the first is not counted

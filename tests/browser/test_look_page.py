@@ -371,7 +371,7 @@ def test_a_slider_moves_over_the_checkpoints_of_a_run(open_tab, tmp_path):
     assert steps.initial == len(steps.numbers) - 1
     name = "decoder.layers.0.attention"
     tab = open_tab(initial, text="a b c", steps=steps, state=f"attention={name}&head=1&row=2&column=1")
-    chosen = "(text) => document.querySelector('.readout').textContent.endsWith(text)"
+    chosen = "(text) => document.querySelector('.readout')?.textContent.endsWith(text)"
 
     def expected(number):
         shown = load(tmp_path / "checkpoints" / f"step-{number:08}")
