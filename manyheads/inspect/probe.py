@@ -8,15 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import EmptyDataError, InputError, UnsupportedError
-from manyheads.model.builder import build
+from manyheads.model.builder import Model, build
 from manyheads.model.recording import record
-from manyheads.model.recurrent import Recurrent
 from manyheads.model.transformer import Transformer, as_transformer
 from manyheads.parts.inputs import Inputs, group_by_length, pad_rows
 
@@ -180,8 +180,11 @@ def probe_layers(
         )
 
 
-def check_probed(model: nn.Module) -> Transformer | Recurrent:
-    return model if isinstance(model, Recurrent) else as_transformer(model, "a probe")
+def check_probed(model: nn.Module) -> Model:
+    """The model, if it is a transformer, or names its hidden states."""
+    if not getattr(model, "hidden_names", ()):
+        as_transformer(model, "a probe")
+    return cast(Model, model)
 
 
 def check_single_stack(model: nn.Module) -> Transformer:
@@ -192,10 +195,11 @@ def check_single_stack(model: nn.Module) -> Transformer:
     return transformer
 
 
-def layer_names(model: Transformer | Recurrent, *, has_sources: bool = False) -> list[str]:
+def layer_names(probed: Model, *, has_sources: bool = False) -> list[str]:
     """The names of the activations that are probed: of the embeddings, and of each layer of the stack that reads."""
-    if isinstance(model, Recurrent):
-        return ["embed", "readout"]
+    if not probed.stacks:
+        return list(probed.hidden_names)
+    model = as_transformer(probed, "a probe")
     prefix, stack = "decoder", model.decoder
     if model.encoder is not None and not has_sources:
         prefix, stack = "encoder", model.encoder
@@ -226,10 +230,10 @@ def layer_outputs(
     return {name: torch.cat(parts) for name, parts in outputs.items()}
 
 
-def read_rows(model: Transformer | Recurrent, ids: Inputs, source: Inputs | None) -> None:
+def read_rows(model: Model, ids: Inputs, source: Inputs | None) -> None:
     """Runs the stack that is probed: of an encoder–decoder its encoder, unless there is a source."""
-    if isinstance(model, Transformer) and model.spec.has_source and source is None:
-        model.encode(ids)
+    if model.stacks and model.spec.has_source and source is None:
+        as_transformer(model, "a probe").encode(ids)
     else:
         model.last_hidden_state(ids, source)
 

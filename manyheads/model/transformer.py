@@ -47,6 +47,8 @@ class TransformerState(State):
 class Transformer(nn.Module):
     """One or two stacks and a head. The model is encoder-only, decoder-only or encoder-decoder."""
 
+    hidden_names: tuple[str, ...] = ()  # of models without stacks
+
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
         self.spec = spec
