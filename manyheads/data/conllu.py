@@ -69,6 +69,16 @@ class ConlluSpec(FileSpec, kind="conllu"):
             yield " ".join(texts), heads, relations
 
 
+class TaggedSpec(ConlluSpec):
+    """Sentences of a .conllu file with the part of speech of each word as a fourth field."""
+
+    row_fields: ClassVar[tuple[str, ...]] = (*ConlluSpec.row_fields, "tags")
+
+    def sentence_row(self, words: list[Word], brackets: Sequence[Brackets], location: str) -> Iterator[Row]:
+        for row in super().sentence_row(words, brackets, location):
+            yield *row, [word.tag for word in words]
+
+
 class CoreferenceSpec(ConlluSpec):
     """Sentences of a .conllu file with their coreference: links (word, earlier word, name) as a fourth field."""
 

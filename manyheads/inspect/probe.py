@@ -8,16 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.errors import EmptyDataError, UnsupportedError
-from manyheads.model.builder import build
+from manyheads.errors import EmptyDataError, InputError, UnsupportedError
+from manyheads.model.builder import Model, build
 from manyheads.model.recording import record
 from manyheads.model.transformer import Transformer, as_transformer
-from manyheads.parts.inputs import group_by_length, pad_rows
+from manyheads.parts.inputs import Inputs, group_by_length, pad_rows
 
 Label = Callable[[Sequence[int], int], Hashable | None]  # of a token in its row; None leaves the token out
 WEIGHT_DECAYS = (1e-4, 1e-2, 1.0)
@@ -127,26 +128,40 @@ class LabelledTokens:
         return float((numbers[predicted] - numbers[self.y[self.test]]).abs().mean())
 
 
-def probe(model: nn.Module, rows: Sequence[Sequence[int]], label: Label = position, *, seed: int = 0) -> ProbeReport:
+def probe(
+    model: nn.Module,
+    rows: Sequence[Sequence[int]],
+    label: Label = position,
+    *,
+    sources: Sequence[Sequence[int]] | None = None,
+    seed: int = 0,
+) -> ProbeReport:
     """Fits a softmax classifier on each layer's output, with the model frozen: layer 0 is the embeddings.
 
-    A fifth of the rows tests the classifiers. The untrained control is the same spec with new random weights.
+    A fifth of the rows tests the classifiers. The untrained control is the same spec with new random weights. The rows
+    are read by the encoder of an encoder–decoder, or by its decoder if each has a source. A recurrent network has two
+    layers here: the embeddings, and what its head reads of the states.
     """
-    check_single_stack(model)
+    check_probed(model)
     tokens = LabelledTokens.from_rows(rows, label, seed=seed)
+    if sources is not None and len(sources) != len(rows):
+        raise InputError(f"there are {len(sources):,} sources for {len(rows):,} rows")
     before = hash_weights(model)
-    layers = tuple(probe_layers(model, tokens, seed=seed))
+    layers = tuple(probe_layers(model, tokens, sources=sources, seed=seed))
     if hash_weights(model) != before:
         raise AssertionError("the probe changed the model")
     return ProbeReport(layers, tokens.chance, len(tokens.names), tokens.tested, before)
 
 
-def probe_layers(model: nn.Module, tokens: LabelledTokens, *, seed: int = 0) -> Iterator[LayerProbe]:
+def probe_layers(
+    model: nn.Module, tokens: LabelledTokens, *, sources: Sequence[Sequence[int]] | None = None, seed: int = 0
+) -> Iterator[LayerProbe]:
     """Yields the probe of the embeddings and of each layer, as soon as it is fitted."""
-    stack, y, fit, test = check_single_stack(model), tokens.y, tokens.fit, tokens.test
+    probed, y, fit, test = check_probed(model), tokens.y, tokens.fit, tokens.test
     shuffled = y[fit][torch.randperm(int(fit.sum()), generator=torch.Generator().manual_seed(seed + 1))]
-    outputs = layer_outputs(stack, tokens.rows)
-    controls = layer_outputs(build(stack.spec, seed=seed, device=next(model.parameters()).device), tokens.rows)
+    outputs = layer_outputs(probed, tokens.rows, sources)
+    untrained = build(probed.spec, seed=seed, device=next(model.parameters()).device)
+    controls = layer_outputs(untrained, tokens.rows, sources)
 
     def predict(x: Tensor, labels: Tensor) -> Tensor:
         return classify(x[fit], labels, x[test], len(tokens.names), seed)
@@ -165,31 +180,47 @@ def probe_layers(model: nn.Module, tokens: LabelledTokens, *, seed: int = 0) -> 
         )
 
 
+def check_probed(model: nn.Module) -> Model:
+    """The model, if it is a transformer, or names its hidden states."""
+    if not getattr(model, "hidden_names", ()):
+        as_transformer(model, "a probe")
+    return cast(Model, model)
+
+
 def check_single_stack(model: nn.Module) -> Transformer:
-    """The model, if it can be probed."""
+    """The model, if it has one stack."""
     transformer = as_transformer(model, "a probe")
     if transformer.spec.has_source:
         raise UnsupportedError("this needs an encoder or a decoder; this model has both")
     return transformer
 
 
-def layer_names(model: Transformer) -> list[str]:
-    """The names of the activations that are probed: of the embeddings, and of each layer."""
-    prefix = "encoder" if model.decoder is None else "decoder"
-    return [f"{prefix}.embed", *(f"{prefix}.layers.{i}" for i in range(model.last.spec.layers))]
+def layer_names(probed: Model, *, has_sources: bool = False) -> list[str]:
+    """The names of the activations that are probed: of the embeddings, and of each layer of the stack that reads."""
+    if not probed.stacks:
+        return list(probed.hidden_names)
+    model = as_transformer(probed, "a probe")
+    prefix, stack = "decoder", model.decoder
+    if model.encoder is not None and not has_sources:
+        prefix, stack = "encoder", model.encoder
+    return [f"{prefix}.embed", *(f"{prefix}.layers.{i}" for i in range((stack or model.last).spec.layers))]
 
 
-def layer_outputs(probed: nn.Module, rows: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+def layer_outputs(
+    probed: nn.Module, rows: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None = None
+) -> dict[str, Tensor]:
     """The outputs of the embeddings and of each layer by their names, for the tokens of all rows, N×D."""
-    model = check_single_stack(probed)
-    names = layer_names(model)
+    model = check_probed(probed)
+    names = layer_names(model, has_sources=sources is not None)
     outputs: dict[str, list[Tensor]] = {name: [torch.empty(0)] * len(rows) for name in names}
-    was_training = model.training
+    device, was_training = next(model.parameters()).device, model.training
     model.eval()
     try:
         for batch in group_by_length([len(row) for row in rows]):
+            ids = pad_rows([list(rows[i]) for i in batch]).to(device)
+            source = None if sources is None else pad_rows([list(sources[i]) for i in batch]).to(device)
             with torch.no_grad(), record(model) as tape:
-                model.last_hidden_state(pad_rows([list(rows[i]) for i in batch]).to(next(model.parameters()).device))
+                read_rows(model, ids, source)
             activations = tape.activations()
             for name in names:
                 for k, i in enumerate(batch):
@@ -197,6 +228,14 @@ def layer_outputs(probed: nn.Module, rows: Sequence[Sequence[int]]) -> dict[str,
     finally:
         model.train(was_training)
     return {name: torch.cat(parts) for name, parts in outputs.items()}
+
+
+def read_rows(model: Model, ids: Inputs, source: Inputs | None) -> None:
+    """Runs the stack that is probed: of an encoder–decoder its encoder, unless there is a source."""
+    if model.stacks and model.spec.has_source and source is None:
+        as_transformer(model, "a probe").encode(ids)
+    else:
+        model.last_hidden_state(ids, source)
 
 
 def classify(x: Tensor, y: Tensor, test_x: Tensor, classes: int, seed: int) -> Tensor:

@@ -394,6 +394,7 @@ class StepwiseModel(nn.Module, Generic[StateType]):
     spec: ModelSpec
     head: nn.Module
     stacks: tuple[()] = ()
+    hidden_names: tuple[str, ...] = ()  # activations that a probe reads in place of the layers of a stack
     last_cross_core: nn.Module | None = None  # of the attention to the source
 
     @property

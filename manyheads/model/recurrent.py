@@ -97,6 +97,8 @@ class Encoder(nn.Module):
 class Recurrent(StepwiseModel[RecurrentState]):
     """A recurrent encoder-decoder, or without a source a recurrent language model."""
 
+    hidden_names = ("embed", "readout")
+
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
         assert spec.recurrent is not None

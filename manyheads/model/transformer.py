@@ -72,6 +72,8 @@ def join_key_values(parts: Sequence[KeyValue | None]) -> KeyValue | None:
 class Transformer(nn.Module):
     """One or two stacks and a head. The model is encoder-only, decoder-only or encoder-decoder."""
 
+    hidden_names: tuple[str, ...] = ()  # of models without stacks
+
     def __init__(self, spec: ModelSpec, vocab: int) -> None:
         super().__init__()
         self.spec = spec

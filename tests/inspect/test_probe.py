@@ -9,8 +9,21 @@ from kinds import random_model
 from raising import raises
 
 from manyheads import build, read_model
-from manyheads.inspect.probe import hash_weights, next_token, position, probe, wilson
+from manyheads.checkpoint.checkpoint import Checkpoint
+from manyheads.data.tokenizer import TokenizerSpec
+from manyheads.inspect.probe import (
+    hash_weights,
+    layer_outputs,
+    next_token,
+    position,
+    previous_token,
+    probe,
+    wilson,
+)
+from manyheads.inspect.word_labels import word_labels
+from manyheads.model.recording import record
 
+NAMES = ("walk", "run", "play", "look")  # nouns, and verbs
 ROWS = torch.randint(0, kinds.VOCAB, (150, 8), generator=torch.Generator().manual_seed(0)).tolist()
 
 
@@ -72,7 +85,66 @@ def test_what_cannot_be_probed_is_an_error():
     with raises("data.empty"):
         probe(model, ROWS, lambda ids, i: 1)
     with raises("model.unsupported"):
-        probe(random_model(kinds.pair()), ROWS)
+        probe(random_model(kinds.ngram()), ROWS)
+    with raises("input.invalid", 3, len(ROWS)):
+        probe(random_model(kinds.pair()), ROWS, sources=ROWS[:3])
+
+
+def test_each_stack_of_an_encoder_decoder_is_probed_on_the_rows_that_it_reads():
+    model = random_model(kinds.pair(position="sinusoidal", layers=1), dtype=torch.float32)
+    sources = [row[::-1] for row in ROWS]
+    encoder, decoder = probe(model, ROWS), probe(model, ROWS, sources=sources)
+    assert [layer.name for layer in encoder.layers] == ["encoder.embed", "encoder.layers.0"]
+    assert [layer.name for layer in decoder.layers] == ["decoder.embed", "decoder.layers.0"]
+    assert all(report.layers[0].accuracy > 0.95 for report in (encoder, decoder))
+    with record(model) as tape, torch.no_grad():
+        model(torch.tensor(ROWS), torch.tensor(sources))
+    for rows, of, prefix in ((sources, None, "encoder"), (ROWS, sources, "decoder")):
+        for name, states in layer_outputs(model, rows, of).items():
+            assert name.startswith(prefix)
+            assert torch.allclose(states, tape.activations()[name].flatten(0, 1), atol=1e-5)
+
+
+def test_the_states_of_a_recurrent_network_have_what_its_embeddings_lack():
+    """The token before is in the state, and not in the embedding."""
+    model = random_model(kinds.recurrent(source=False), dtype=torch.float32)
+    result = probe(model, ROWS, previous_token)
+    assert [layer.name for layer in result.layers] == ["embed", "readout"]
+    embeddings, states = result.layers
+    assert embeddings.accuracy < 3 * result.chance
+    assert states.accuracy > 5 * result.chance
+
+
+def conllu_text(words):
+    lines = [f"{i}\t{word}\t_\t{tag}\t_\t_\t{0 if relation == 'root' else 3}\t{relation}\t_\t_\n"
+             for i, (word, tag, relation) in enumerate(words, 1)]  # fmt: skip
+    return "".join(lines) + "\n"
+
+
+SENTENCES = [
+    (("the", "DET", "det"), (noun, "NOUN", "nsubj"), (verb, "VERB", "root"), ("a", "DET", "det"), (object_, "NOUN", "obj"))
+    for noun in NAMES for verb in NAMES for object_ in NAMES
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("column", "names"), [("tag", {"DET", "NOUN", "VERB"}), ("relation", {"det", "nsubj", "root", "obj"})]
+)
+def test_l6_the_words_of_a_treebank_have_labels(column, names, tmp_path):
+    """The same words are nouns and verbs, so that their embeddings do not tell which; their positions do."""
+    path = tmp_path / "small.conllu"
+    path.write_text("".join(conllu_text(words) for words in SENTENCES))
+    tokenizer = TokenizerSpec.choose({"kind": "words", "vocab_size": 20}).make(["the a _ " + " ".join(NAMES)])
+    spec = kinds.encoder(position="sinusoidal", layers=1).replace(vocab=tokenizer.get_vocab_size())
+    checkpoint = Checkpoint(random_model(spec, dtype=torch.float32), tokenizer)
+    rows, label = word_labels(checkpoint, path, column)
+    assert len(rows) == len(SENTENCES)
+    expected = [word[1 if column == "tag" else 2] for word in SENTENCES[0]]
+    found = [label(rows[0], i) for i in range(len(rows[0]))]
+    assert [name for name in found if name is not None] == expected
+    result = probe(checkpoint.model, rows, label)
+    assert result.classes == len(names)
+    assert result.layers[0].accuracy > 0.95
 
 
 def test_the_interval_is_wilsons():

@@ -219,13 +219,13 @@ def transformer_loop(
     else:
         checkpoint, ids, loss = trained_decoder(sentences, steps=steps, seed=seed, progress=progress)
         rows = [ids[i : i + 4].tolist() for i in torch.randint(len(ids) - 4, (prompts,)).tolist()]
-    settings: dict[str, Any] = {"max_new_tokens": tokens, "seed": seed} | (
-        {} if model else {"suppress_tokens": SPECIAL}
-    )
+    settings: dict[str, Any] = {} if model else {"suppress_tokens": SPECIAL}
     temperatures, texts = sorted({coldest, 0.2, 0.4, 0.6, 1.0, 1.5}), dict[float, list[list[int]]]()
     for done, temperature in enumerate(temperatures):
         progress(f"temperature {temperature:g}", done, len(temperatures))
-        texts[temperature] = checkpoint.generate(rows, temperature=temperature, **settings)
+        texts[temperature] = checkpoint.generate(
+            rows, temperature=temperature, max_new_tokens=tokens, seed=seed, **settings
+        )
     shares = {t: sum(find_repetition(text) is not None for text in outputs) / prompts for t, outputs in texts.items()}
     differ = sum(continues_otherwise(row[-2:] + text) for row, text in zip(rows, texts[coldest], strict=True))
     digits = (max(map(len, rows)) + tokens) * math.log10(checkpoint.tokenizer.get_vocab_size())
