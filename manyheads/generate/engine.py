@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -246,7 +246,7 @@ class Engine:
 
     def prefill(self, rows: Sequence[Running], *, is_shared: bool) -> tuple[list[Token], Any]:
         """Reads the prompts of requests that join; returns their first tokens and their state."""
-        prompts, num_read = [list(row.request.prompt) for row in rows], 0
+        prompts, num_read, source = [list(row.request.prompt) for row in rows], 0, None
         capacity = max(map(len, prompts))
         if self.model.spec.has_source:
             source = pad_rows([list(row.request.ids) for row in rows]).to(self.device)
@@ -260,9 +260,14 @@ class Engine:
             state = state.select(torch.zeros(len(rows), dtype=torch.long, device=self.device))
         else:
             state = self.model.start(capacity=capacity)
+
+        def read_all() -> object:
+            first_state: Any = self.model.start(source, capacity=capacity)
+            return self.model.step(pad_rows(prompts, left=True).to(self.device), first_state)
+
         inputs = pad_rows([prompt[num_read:] for prompt in prompts], left=True).to(self.device)
-        tokens, state = self.advance(rows, inputs, state)
-        if len(rows) == 1 and not self.model.spec.has_source and tokens[0].error is None:
+        tokens, state = self.advance(rows, inputs, state, read_all)
+        if len(rows) == 1 and source is None and tokens[0].error is None:
             self.prefixes.add(prompts[0], state, self.room)
         return tokens, state
 
@@ -274,14 +279,19 @@ class Engine:
             self.prefixes.add(ids, state, self.room)
         return state.resume(len(ids), capacity) or state
 
-    def advance(self, rows: Sequence[Running], inputs: Inputs, state: Any) -> tuple[list[Token], Any]:
-        """Appends a token to each row, and returns the tokens and the next state."""
+    def advance(
+        self, rows: Sequence[Running], inputs: Inputs, state: Any, again: Callable[[], object] | None = None
+    ) -> tuple[list[Token], Any]:
+        """Appends a token to each row, and returns the tokens and the next state.
+
+        `again` computes all that `state` has read once more, to find the layer of numbers that are not finite.
+        """
         logits, next_state = self.model.step(inputs, state)
         logits_BV = token_at(logits, inputs.padding_mask, -1)
         tokens: dict[int, Token] = {}
         if not (is_finite := logits_BV.amax(dim=-1).isfinite()).all():
             try:
-                raise_nonfinite(self.model, lambda: self.model.step(inputs, state))
+                raise_nonfinite(self.model, again or (lambda: self.model.step(inputs, state)))
             except NonFiniteOutputError as error:
                 tokens = {i: rows[i].fail(error) for i in (~is_finite).nonzero().flatten().tolist()}
         for index in groups(rows, tokens):
