@@ -626,8 +626,12 @@ def test_a_checkpoint_that_is_removed_while_it_is_read_is_read_again(name, same_
     assert names == {"latest", "step-00000008" if same_step else "step-00000010"}
 
 
-@pytest.mark.parametrize("numbers", [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP), (signal.SIGINT,)], ids=str)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    ("form", "numbers"),
+    [(form, (signal.SIGTERM,)) for form in FORMATS]
+    + [("manyheads", (signal.SIGHUP, signal.SIGHUP)), ("manyheads", (signal.SIGINT,))],
+    ids=str,
+)
 def test_a_terminated_export_leaves_nothing(form, numbers, tmp_path):
     """Before a file of the folder is written, or, of a single file, when it is whole."""
     sizes = ("vocab=9", "decoder.layers=1", "decoder.width=8", "decoder.attention.heads=2")
