@@ -212,7 +212,7 @@ class Part(Spec):
         if cls.is_kind():
             return super().__get_pydantic_core_schema__(source, handler)
         dump = core_schema.plain_serializer_function_ser_schema(cls._dump, info_arg=True)
-        return core_schema.no_info_plain_validator_function(cls.choose, serialization=dump)
+        return core_schema.no_info_plain_validator_function(cls.from_config, serialization=dump)
 
     @staticmethod
     def _dump(part: Part, info: SerializationInfo) -> Tree:
@@ -224,7 +224,7 @@ class Part(Spec):
         return cls is not SLOTS.get(getattr(cls, "slot", ""), cls)
 
     @classmethod
-    def choose(cls, value: Any) -> Self:
+    def from_config(cls, value: Any) -> Self:
         """Returns the part that `"rope"` or `{kind = "rope", theta = 1e6}` describes; a part is returned as it is."""
         if isinstance(value, cls):
             return value

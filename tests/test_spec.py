@@ -358,7 +358,7 @@ def test_every_misspelt_field_of_every_part_is_named_with_the_right_one():
         for kind, part in base.kinds.items():
             for name in part.model_fields:
                 with pytest.raises(ValueError) as caught:
-                    base.choose({"kind": kind, name + "x": 1})
+                    base.from_config({"kind": kind, name + "x": 1})
                 assert {f"'{name}x'", f"'{name}'"} <= set(re.findall(r"'\w+'", str(caught.value))), (slot, kind)
 
 

@@ -36,7 +36,7 @@ class Pooling:
     def pool(self, x_BLD: Tensor, padding_mask: Tensor | None) -> Tensor:
         if self.unsupported:
             raise CheckpointConfigError(self.unsupported)
-        pooled: Tensor = PoolSpec.choose(self.kind).pool(x_BLD, padding_mask)
+        pooled: Tensor = PoolSpec.from_config(self.kind).pool(x_BLD, padding_mask)
         return F.normalize(pooled, dim=-1) if self.normalize else pooled
 
     def configure(self, tokenizer: Any, max_positions: int | None) -> None:

@@ -339,7 +339,7 @@ def make_processors(method: DecodingSpec, settings: Tree) -> tuple[LogitsProcess
 
 def choose_decoding(decoding: str | Tree | DecodingSpec) -> DecodingSpec:
     try:
-        return DecodingSpec.choose(decoding)
+        return DecodingSpec.from_config(decoding)
     except ConfigError as error:
         raise GenerationConfigError(error.message, hint=error.hint) from None
 
@@ -353,6 +353,6 @@ def choose_processor(tree: Tree) -> LogitsProcessorSpec:
         elif type(value) is int and name in fields and fields[name].default == ():  # one token id instead of a list
             values[name] = (value,)
     try:
-        return LogitsProcessorSpec.choose(values)
+        return LogitsProcessorSpec.from_config(values)
     except ConfigError as error:
         raise GenerationConfigError(error.message) from None

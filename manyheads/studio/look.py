@@ -117,7 +117,10 @@ def router(sessions: Sessions) -> APIRouter:
 
 def run_text(sessions: Sessions, session: Session, request: RunRequest) -> Tree:
     """Runs a text, and keeps the forward pass in its session."""
-    checkpoint, forward_request = sessions.choose(request.checkpoint, request.step).checkpoint, request.to_request()
+    checkpoint, forward_request = (
+        sessions.choose(request.checkpoint, request.step).checkpoint,
+        request.to_request(),
+    )
     texts = forward.read(checkpoint, forward_request)
     tape, states = forward.forward(checkpoint, texts, forward_request.off, MAX_BYTES)
     forward_pass = ForwardPass(checkpoint, texts, tape, states, forward_request.off)

@@ -87,7 +87,7 @@ def cross_tables() -> list[Tree]:
 
 
 def relation_tables() -> list[Tree]:
-    tokenizer = TokenizerSpec.choose("words").make([PREFER])
+    tokenizer = TokenizerSpec.from_config("words").make([PREFER])
     tables = []
     for title, toward, relation in PARSES:
         (links,) = targets_from_arcs([PREFER], [HEADS], [RELATIONS], tokenizer, toward=toward, relation=relation)

@@ -75,7 +75,7 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
     heads: tuple[StrictInt, ...] | None = field(
         None, "indices of heads, from 0 [default: all]", strict=False, min_length=1
     )
-    reduction: Literal["mean", "sum"] = field(
+    reduction: Literal["mean", "batchmean"] = field(
         "mean", "mean over heads, queries and layers; or their sum, averaged over the texts of a batch"
     )
 
@@ -124,7 +124,7 @@ class AuxiliaryLossSpec(Part, slot="auxiliary_loss"):
 
     def count(self, model: Model, batch: Batch) -> int:
         """Returns the divisor before the forward pass: heads × non-padding queries × layers, or the number of texts."""
-        if self.reduction == "sum":
+        if self.reduction == "batchmean":
             return batch.inputs.batch_size
         layers = self.select_layers(model.spec)
         return sum(self.num_queries(layer, model, batch) * len(self.heads or range(layer.heads)) for layer in layers)

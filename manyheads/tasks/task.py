@@ -328,7 +328,7 @@ def task_of(checkpoint: Checkpoint) -> TaskSpec:
     metadata, task_tree = checkpoint.metadata, checkpoint.task
     if task_tree and task_tree["kind"] in kinds:
         with suppress(ConfigError):  # another version may have had other fields
-            if (task := TaskSpec.choose(task_tree)).supports(checkpoint):
+            if (task := TaskSpec.from_config(task_tree)).supports(checkpoint):
                 return task
     elif task_tree and metadata and metadata.family.model_type == "manyheads":
         raise UnknownKindError(

@@ -72,7 +72,7 @@ def head_for(task: type[TaskSpec], checkpoint: Checkpoint) -> Tree | None:
         return {"kind": "none"}
     pooled: Tree = {"pool": "mean"} if checkpoint.spec.encoder else {"pool": "last", "bias": False}
     default_head = {"kind": "classes"} | pooled if classes else {"kind": "tied"}
-    heads = (head for head in family_heads(checkpoint) if HeadSpec.choose(head).output in task.head_outputs)
+    heads = (head for head in family_heads(checkpoint) if HeadSpec.from_config(head).output in task.head_outputs)
     return next(heads, default_head) | classes
 
 
@@ -86,7 +86,7 @@ def family_heads(checkpoint: Checkpoint) -> Iterator[Tree]:
         family, _, config, *_ = find_architecture(checkpoint.spec, [name])
         for architecture in family.architectures:
             head = to_tree(family.spec_of(config | {"architectures": [architecture]}).head)
-            defaults = to_tree(HeadSpec.choose(head["kind"]))
+            defaults = to_tree(HeadSpec.from_config(head["kind"]))
             yield {key: value for key, value in head.items() if key == "kind" or value != defaults[key]}
 
 
@@ -142,7 +142,7 @@ class RunFileDraft:
 
     def with_split_texts(self) -> RunFileDraft:
         tree = self.data_tree | {"max_document_length": SPLIT_LENGTH}
-        data = DataSpec.choose(tree)
+        data = DataSpec.from_config(tree)
         suggestion = replace(self.suggestion, data=data, corpus=data.load())
         return replace(self, suggestion=suggestion, data_tree=tree, prepared_run=None).replace()
 

@@ -143,7 +143,7 @@ def read_data(task: TaskSpec, path: str | None, overrides: Sequence[str]) -> Dat
             "this checkpoint has no run for this task; name a file to evaluate on with --data FILE", ("data", "path")
         )
     with locate_errors("data"):
-        return DataSpec.choose(tree["data"])
+        return DataSpec.from_config(tree["data"])
 
 
 def load_rows(
@@ -165,7 +165,7 @@ def file_data_spec(
     file_spec = spec if spec.source_path is not None or task.file_kind is None else read_data(task, path, ())
     data_overrides: Tree = override({"data": {}}, overrides)["data"]
     if data_overrides:
-        file_spec = DataSpec.choose(to_tree(file_spec) | data_overrides)
+        file_spec = DataSpec.from_config(to_tree(file_spec) | data_overrides)
     if not isinstance(file_spec, TableSpec):
         return file_spec
     if "document" not in data_overrides:
@@ -178,7 +178,7 @@ def file_data_spec(
     settings = {name: value for name, value in tree.items() if name not in ("kind", "path")}
     longer = task.longer_column_first
     columns = choose_columns(Path(path), type(file_spec), longer_column_first=longer, settings=settings)
-    return DataSpec.choose(tree | ({"columns": columns.names} if columns.names else {}))
+    return DataSpec.from_config(tree | ({"columns": columns.names} if columns.names else {}))
 
 
 def make_evaluation(

@@ -69,7 +69,7 @@ def suggest_run(
         raise UsageError(f"-s is {quote(other[0])}, expected a field of the data", hint="change others in the run file")
     initial = InitialModel.load(init_from, kind, architecture) if init_from is not None else None
     tree, columns_reason = suggest_data(kind, file, columns, overrides)
-    data = DataSpec.choose(tree)
+    data = DataSpec.from_config(tree)
     architecture = initial.spec.architecture if initial else choose_architecture(kind, architecture)
     suggestion = Suggestion(task=kind, architecture=architecture, corpus=data.load(), data=data)
     if initial:

@@ -509,7 +509,7 @@ def test_a_rope_scaling_is_read_field_by_field():
     rope = {"rope_type": "yarn", "rope_theta": 500.0, "original_max_position_embeddings": 10, **fields}
     position = get_family("llama").spec_of(transformers.LlamaConfig(rope_parameters=rope).to_dict()).decoder.position
     scaling = {"kind": "yarn", "length": 10, **fields}
-    assert position == SLOTS["position"].choose({"kind": "rope", "theta": 500.0, "scaling": scaling})
+    assert position == SLOTS["position"].from_config({"kind": "rope", "theta": 500.0, "scaling": scaling})
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}

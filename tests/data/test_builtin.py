@@ -178,7 +178,7 @@ sys.modules["babel"] = sys.modules["sklearn.datasets"] = None
 from manyheads.spec import SLOTS
 for kind in ("dates", "digits"):
     try:
-        SLOTS["data"].choose(kind).load()
+        SLOTS["data"].from_config(kind).load()
     except ValueError as error:
         print(error.code, error.hint)
 """

@@ -293,10 +293,10 @@ def refuse(event, arguments):
         raise RuntimeError(f"{event} {arguments[0]}")
 sys.addaudithook(refuse)
 for tree in trees:
-    SLOTS["data"].choose(tree)
+    SLOTS["data"].from_config(tree)
 tokenized.stored_tokenizer_spec(Path(folder))
 try:
-    SLOTS["data"].choose(trees[0]).load()
+    SLOTS["data"].from_config(trees[0]).load()
 except RuntimeError:
     print("refused")
 """

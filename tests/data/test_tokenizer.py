@@ -95,7 +95,7 @@ import json, sys
 from manyheads.data.tokenized import fingerprint
 from manyheads.spec import SLOTS
 texts, specs = json.load(sys.stdin)
-print(json.dumps([fingerprint(SLOTS["tokenizer"].choose(spec).make(texts)) for spec in specs]))
+print(json.dumps([fingerprint(SLOTS["tokenizer"].from_config(spec).make(texts)) for spec in specs]))
 """
     stdin = json.dumps([TEXTS, [{"kind": kind, **SIZES.get(kind, {})} for kind in KINDS]])
     expected = [fingerprint(trained[kind]) for kind in KINDS]

@@ -288,7 +288,7 @@ def test_shapes_of_patches_with_a_class_token(class_token, skip):
 
 @pytest.mark.parametrize("choice", first_choices("readout"), ids=kind_id)
 def test_a_readout_reads_what_it_says(choice):
-    spec = SLOTS["readout"].choose(choice)
+    spec = SLOTS["readout"].from_config(choice)
     inputs = [torch.randn(2, WIDTH, requires_grad=True) for _ in range(4)]
     output = spec.build(WIDTH, WIDTH, WIDTH)(*inputs).sum()
     gradients = torch.autograd.grad(output, inputs, allow_unused=True)

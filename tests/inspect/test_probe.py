@@ -134,7 +134,7 @@ def test_l6_the_words_of_a_treebank_have_labels(column, names, tmp_path):
     """The same words are nouns and verbs, so that their embeddings do not tell which; their positions do."""
     path = tmp_path / "small.conllu"
     path.write_text("".join(conllu_text(words) for words in SENTENCES))
-    tokenizer = TokenizerSpec.choose({"kind": "words", "vocab_size": 20}).make(["the a _ " + " ".join(NAMES)])
+    tokenizer = TokenizerSpec.from_config({"kind": "words", "vocab_size": 20}).make(["the a _ " + " ".join(NAMES)])
     spec = kinds.encoder(position="sinusoidal", layers=1).replace(vocab=tokenizer.get_vocab_size())
     checkpoint = Checkpoint(random_model(spec, dtype=torch.float32), tokenizer)
     rows, label = word_labels(checkpoint, path, column)

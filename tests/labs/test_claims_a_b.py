@@ -27,7 +27,7 @@ sizes = st.integers(1, 6)
 @given(queries=sizes, keys=sizes, size=sizes, seed=seeds, core=st.sampled_from(choices("core")))
 def test_a1_attention_is_a_distribution_and_a_mean(queries, keys, size, seed, core):
     torch.manual_seed(seed)
-    spec = SLOTS["core"].choose(core)
+    spec = SLOTS["core"].from_config(core)
     width = {"head": size, "memory": size, "none": 0}
     module = (
         spec.build(2, width[spec.query_source], {"head": size, "raw": size, "none": 0}[spec.key_source]).double().eval()

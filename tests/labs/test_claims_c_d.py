@@ -51,7 +51,7 @@ def test_c1_split_heads_are_torch_multi_head_attention(heads, size, seed):
 @pytest.mark.parametrize("kind", SLOTS["residual"].kinds)
 def test_c4_dropout_of_every_residual_kind_keeps_the_mean_in_training(kind):
     """Without norms, so that a mean can be computed: x is 1 and every sublayer gives 1."""
-    residual = SLOTS["residual"].choose({"kind": kind, "dropout": 0.1}).build(NoNormSpec(), 8, 2)
+    residual = SLOTS["residual"].from_config({"kind": kind, "dropout": 0.1}).build(NoNormSpec(), 8, 2)
     x, sublayers = torch.ones(1, 4, 8), [torch.ones_like] * 2
     steady = residual.eval()(x, sublayers)
     assert torch.equal(steady, (1 if kind == "none" else 3) * x)

@@ -91,7 +91,7 @@ def test_f4_layer_norm_and_rms_norm_are_their_formulas(width, seed):
     torch.testing.assert_close(
         norm(x), (x - mean) / (variance + 1e-5).sqrt() * norm.weight + norm.bias, rtol=0, atol=1e-6
     )
-    rms = SLOTS["norm"].choose("rms").build(width).double()
+    rms = SLOTS["norm"].from_config("rms").build(width).double()
     nn.init.normal_(rms.weight)
     torch.testing.assert_close(rms(x), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * rms.weight)
 

@@ -154,7 +154,7 @@ def loss_with(model, ids, *auxiliary_losses, padding_mask=None):
         ids if padding_mask is None else ids.masked_fill(padding_mask, IGNORE_INDEX),
     )
     return loss_with_auxiliary(
-        CausalSpec(), [AuxiliaryLossSpec.choose(term) for term in auxiliary_losses], model, batch
+        CausalSpec(), [AuxiliaryLossSpec.from_config(term) for term in auxiliary_losses], model, batch
     )
 
 
@@ -186,7 +186,7 @@ def near_cost(core, q, k, *, max_cost, **mask):
         "x", core, q, k, make_mask(length, length, **mask), positions(length, length), None
     )  # fmt: skip
     attention_layer = AttentionLayer("x", "self", "decoder", 0, 1, MaskSpec())
-    near = AuxiliaryLossSpec.choose({"kind": "near", "max_cost": max_cost})
+    near = AuxiliaryLossSpec.from_config({"kind": "near", "max_cost": max_cost})
     return float(near.total(RecordedQueries(attention_layer, attention, None), None))
 
 
@@ -205,7 +205,7 @@ def test_j4_lambda_is_comparable_over_sizes_if_the_reduction_is_a_mean():
         model = decoder_with(0.0, attention={"heads": heads}, layers=layers)
         mean, total = (
             mean_of(loss_with(model, ids[:batch], {"kind": "focus", "reduction": reduction}).auxiliary_losses["focus"])
-            for reduction in ("mean", "sum")
+            for reduction in ("mean", "batchmean")
         )
         means.append(mean)
         ratios.append(total / mean)

@@ -79,7 +79,7 @@ MASKS = list(masks(2, 5, 9))
 
 
 def attention_inputs(core, queries, keys, dtype, groups=HEADS):
-    spec = SLOTS["core"].choose(core)
+    spec = SLOTS["core"].from_config(core)
     sizes = {"head": 6, "memory": 8, "none": 0}
     query_size, key_size = sizes[spec.query_source], {"head": 6, "raw": 8, "none": 0}[spec.key_source]
     module = spec.build(HEADS, query_size, key_size).to(dtype).requires_grad_(False)

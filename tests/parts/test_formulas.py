@@ -113,7 +113,7 @@ def softmax_rows(score, queries, keys):
     "fields", [{}, {"temperature": 3.0}, {"scale": 0.7}, {"softcap": 2.0}, {"softcap": 1.5, "temperature": 0.5}]
 )
 def test_dot_is_its_formula(fields):
-    _, q, k, weights = core_weights(CoreSpec.choose({"kind": "dot", **fields}))
+    _, q, k, weights = core_weights(CoreSpec.from_config({"kind": "dot", **fields}))
 
     def score(h, i, j):
         s = float(q[h, i] @ k[h, j]) * fields.get("scale", 1 / 2) / fields.get("temperature", 1.0)
@@ -126,33 +126,33 @@ def test_dot_is_its_formula(fields):
 @pytest.mark.parametrize("scaled", [True, False])
 def test_bilinear_projected_and_additive_scores_are_their_formulas(scaled):
     core, q, k, weights = core_weights(
-        CoreSpec.choose({"kind": "bilinear", "scaled": scaled}), query_size=3, key_size=4
+        CoreSpec.from_config({"kind": "bilinear", "scaled": scaled}), query_size=3, key_size=4
     )
     close(weights, softmax_rows(lambda h, i, j: float(q[h, i] @ core.weight[h] @ k[h, j]) / (2 if scaled else 1), 5, 7))
     core, q, k, weights = core_weights(
-        CoreSpec.choose({"kind": "projected", "size": 9, "scaled": scaled}), query_size=3, key_size=4
+        CoreSpec.from_config({"kind": "projected", "size": 9, "scaled": scaled}), query_size=3, key_size=4
     )
 
     def score(h, i, j):
         return float((q[h, i] @ core.query_weight[h]) @ (k[h, j] @ core.key_transform.weight[h])) / (3 if scaled else 1)
 
     close(weights, softmax_rows(score, 5, 7))
-    core, q, k, weights = core_weights(CoreSpec.choose({"kind": "additive", "size": 6}), query_size=3, key_size=4)
+    core, q, k, weights = core_weights(CoreSpec.from_config({"kind": "additive", "size": 6}), query_size=3, key_size=4)
     hidden = lambda h, i, j: torch.tanh(q[h, i] @ core.query_weight[h] + k[h, j] @ core.key_transform.weight[h])  # noqa: E731
     close(weights, softmax_rows(lambda h, i, j: float(core.score_weight[h, :, 0] @ hidden(h, i, j)), 5, 7))
 
 
 @formula("core", "merged-qk", "argmax", "synthesizer-dense", "synthesizer-random")
 def test_fused_argmax_dense_and_random_cores_are_their_formulas():
-    _, q, k, weights = core_weights(CoreSpec.choose("merged-qk"))
+    _, q, k, weights = core_weights(CoreSpec.from_config("merged-qk"))
     close(weights, softmax_rows(lambda h, i, j: float(q[h, i] @ k[h, j]), 5, 7))
-    _, q, k, weights = core_weights(CoreSpec.choose("argmax"))
+    _, q, k, weights = core_weights(CoreSpec.from_config("argmax"))
     close(weights, torch.nn.functional.one_hot((q @ k.transpose(1, 2)).argmax(-1), 7).double())
-    core, q, _, weights = core_weights(CoreSpec.choose({"kind": "synthesizer-dense", "length": 9}), key_size=0)
+    core, q, _, weights = core_weights(CoreSpec.from_config({"kind": "synthesizer-dense", "length": 9}), key_size=0)
     score = lambda h, i, j: float(torch.relu(q[h, i]) @ core.weight[h, :, j] + core.bias[h, 0, j])  # noqa: E731
     close(weights, softmax_rows(score, 5, 7))
     core, _, _, weights = core_weights(
-        CoreSpec.choose({"kind": "synthesizer-random", "length": 9}), query_size=0, key_size=0
+        CoreSpec.from_config({"kind": "synthesizer-random", "length": 9}), query_size=0, key_size=0
     )
     close(weights, softmax_rows(lambda h, i, j: float(core.table[h, i, j]), 5, 7))
 
@@ -161,7 +161,7 @@ def test_fused_argmax_dense_and_random_cores_are_their_formulas():
 @pytest.mark.parametrize("kernel", [1, 2, 3])
 def test_a_convolution_is_a_normalized_kernel_over_the_neighbours(kernel):
     core, _, _, weights = core_weights(
-        CoreSpec.choose({"kind": "convolution", "kernel": kernel}), query_size=0, key_size=0
+        CoreSpec.from_config({"kind": "convolution", "kernel": kernel}), query_size=0, key_size=0
     )
 
     def score(h, i, j):
@@ -183,7 +183,7 @@ def test_a_convolution_is_a_normalized_kernel_over_the_neighbours(kernel):
 def test_sinusoids_and_learned_positions_join_the_embedding_by_their_formulas(kind, join, theta):
     """Claim D3: the formula of the sinusoids; and how a position vector p joins x."""
     fields = {"length": 9, "offset": 2} if kind == "learned" else {"theta": theta}
-    spec = SLOTS["position"].choose({"kind": kind, "join": join} | fields)
+    spec = SLOTS["position"].from_config({"kind": kind, "join": join} | fields)
     embedding = randomize(spec.build_embed(8))
     x, index = torch.randn(1, 5, spec.token_width(8), **FLOAT64), torch.tensor([[0, 3, 1, 7, 2]])
     width = 4 if join == "concat" else 8
@@ -200,7 +200,7 @@ def test_sinusoids_and_learned_positions_join_the_embedding_by_their_formulas(ki
 
 
 def bias_of(position, queries=6, keys=6, heads=2, size=4, scale=0.5):
-    spec = SLOTS["position"].choose(position)
+    spec = SLOTS["position"].from_config(position)
     module = randomize(spec.build(heads, size))
     q = torch.randn(1, heads, queries, size, **FLOAT64)
     bias = module.bias(q, module.precompute(positions(queries, keys), torch.float64), scale)
@@ -243,7 +243,7 @@ def t5_bucket(offset, buckets, distance, *, bidirectional):
 @pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (32, 100), (8, 16), (8, 6), (5, 7)])
 def test_bucketed_positions_are_those_of_t5_also_beyond_the_maximum_distance(buckets, distance, bidirectional):
     fields = {"buckets": buckets, "max_distance": distance, "bidirectional": bidirectional}
-    spec = SLOTS["position"].choose({"kind": "bucketed", **fields})
+    spec = SLOTS["position"].from_config({"kind": "bucketed", **fields})
     module, offsets = randomize(spec.build(2, 4)), range(-5 * distance, 5 * distance + 1)
     expected = [t5_bucket(offset, buckets, distance, bidirectional=bidirectional) for offset in offsets]
     per_direction = buckets // 2 if bidirectional else buckets
@@ -279,7 +279,7 @@ def yarn(i, w, factor=4.0, trained=300, fast=32.0, slow=1.0):
 
 
 def test_attention_scalings_of_scaled_rope_are_their_formulas():
-    of = lambda **fields: SLOTS["scaling"].choose(fields).attention_scaling()  # noqa: E731
+    of = lambda **fields: SLOTS["scaling"].from_config(fields).attention_scaling()  # noqa: E731
     assert of(kind="yarn", factor=4.0) == pytest.approx(0.1 * math.log(4) + 1)
     assert of(kind="yarn", factor=4.0, attention_factor=1.7) == 1.7
     assert of(kind="longrope", length=100, factor=8.0) == pytest.approx(math.sqrt(1 + math.log(8) / math.log(100)))
@@ -312,7 +312,7 @@ LONGROPE = {"kind": "longrope", "attention_factor": 1.0}
     ],
 )
 def test_rope_rotates_each_pair_by_position_times_frequency(layout, scaling, frequency):
-    rope = SLOTS["position"].choose({"kind": "rope", "layout": layout, "scaling": scaling}).build(1, 8)
+    rope = SLOTS["position"].from_config({"kind": "rope", "layout": layout, "scaling": scaling}).build(1, 8)
     x = torch.randn(1, 1, 6, 8, **FLOAT64)
     rotated = rope.rotate(x, rope.precompute(positions(6, 6), torch.float64))
     for t, i in itertools.product(range(6), range(4)):
@@ -328,8 +328,8 @@ def test_rope_rotates_each_pair_by_position_times_frequency(layout, scaling, fre
 @formula("residual", "pre", "post", "sandwich", "parallel", "parallel-norms", "none")
 def test_residual_connections_are_their_formulas():
     x, f, g = torch.randn(1, 3, 4, **FLOAT64), torch.sin, torch.cos
-    norm = SLOTS["norm"].choose("layer")
-    built = {kind: randomize(SLOTS["residual"].choose(kind).build(norm, 4, 2)) for kind in SLOTS["residual"].kinds}
+    norm = SLOTS["norm"].from_config("layer")
+    built = {kind: randomize(SLOTS["residual"].from_config(kind).build(norm, 4, 2)) for kind in SLOTS["residual"].kinds}
     n = {kind: list(module.norms) for kind, module in built.items()}
     pre = x + f(n["pre"][0](x))
     post = n["post"][0](x + f(x))
@@ -350,7 +350,12 @@ def test_residual_connections_are_their_formulas():
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
 def test_residual_dropout_divides_the_rest_by_one_minus_p(kind, p):
     """Srivastava et al. 2014, section 10: an entry of a sublayer's output is 0 with probability p, or is over 1 − p."""
-    module = SLOTS["residual"].choose({"kind": kind, "dropout": p}).build(SLOTS["norm"].choose("none"), 50, 1).train()
+    module = (
+        SLOTS["residual"]
+        .from_config({"kind": kind, "dropout": p})
+        .build(SLOTS["norm"].from_config("none"), 50, 1)
+        .train()
+    )
     x, count = torch.zeros(4, 50, 50, **FLOAT64), 10_000
     output = torch.rand(x.shape, **FLOAT64) + 1
     result = module(x, [lambda _: output])  # without a norm and with x = 0, the output after dropout alone
@@ -368,17 +373,17 @@ formula("feedforward", "mlp")  # claim F1
 @formula("feedforward", "gated")
 def test_norms_and_feed_forward_networks_are_their_formulas():
     x = torch.randn(5, 6, **FLOAT64)
-    rms_one, none = (randomize(SLOTS["norm"].choose(kind).build(6)) for kind in ("rms-one", "none"))
+    rms_one, none = (randomize(SLOTS["norm"].from_config(kind).build(6)) for kind in ("rms-one", "none"))
     close(rms_one(x), x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6) * (1 + rms_one.weight))
     assert torch.equal(none(x), x)
-    gated = randomize(SLOTS["feedforward"].choose({"kind": "gated", "hidden": 9, "bias": True}).build(6))
+    gated = randomize(SLOTS["feedforward"].from_config({"kind": "gated", "hidden": 9, "bias": True}).build(6))
     gate = x @ gated.gate.weight.T + gated.gate.bias
     close(
         gated(x),
         (gate * torch.sigmoid(gate) * (x @ gated.up.weight.T + gated.up.bias)) @ gated.down.weight.T + gated.down.bias,
     )
-    assert SLOTS["feedforward"].choose("mlp").build(6).up.out_features == 24
-    assert SLOTS["feedforward"].choose("gated").build(6).up.out_features == 16
+    assert SLOTS["feedforward"].from_config("mlp").build(6).up.out_features == 24
+    assert SLOTS["feedforward"].from_config("gated").build(6).up.out_features == 16
 
 
 def test_activations_are_their_formulas():
@@ -528,17 +533,17 @@ def test_the_ngram_network_is_its_formula():
 @formula("attention", "heads", "wide", "narrow")
 def test_grouped_and_narrow_heads_read_their_own_part():
     """Grouped: query head h uses key head h·G/H. Chunked: head h projects its own part of x."""
-    core, x = CoreSpec.choose({"kind": "dot", "scale": 1.0}), torch.randn(1, 5, 8, **FLOAT64)
+    core, x = CoreSpec.from_config({"kind": "dot", "scale": 1.0}), torch.randn(1, 5, 8, **FLOAT64)
     stack = kinds.stack(attention={"heads": 4, "kv_heads": 2})
     attention = random_model(read_model({"vocab": 9, "encoder": stack, "head": "none"})).encoder.layers[0].attention
     q, k = attention.query(torch.randn(1, 3, 16, **FLOAT64)), attention.key(torch.randn(1, 3, 16, **FLOAT64))
     weights = attention.core.weights(q, k, mask=Mask(3, 3, q.device), positions=positions(3, 3))
     for h in range(4):
         close(weights[0, h], torch.softmax(q[0, h] @ k[0, h // 2].T / 2, dim=-1))
-    narrow = randomize(SLOTS["attention"].choose({"kind": "narrow", "heads": 2}).build(8, core))
+    narrow = randomize(SLOTS["attention"].from_config({"kind": "narrow", "heads": 2}).build(8, core))
     for h in range(2):
         close(narrow.value(x)[0, h], x[0, :, 4 * h : 4 * h + 4] @ narrow.value.weight[h] + narrow.value.bias[h])
-    wide = randomize(SLOTS["attention"].choose({"kind": "wide", "heads": 3}).build(8, core))
+    wide = randomize(SLOTS["attention"].from_config({"kind": "wide", "heads": 3}).build(8, core))
     close(wide.value(x)[0, 2], x[0] @ wide.value.weight[16:].T + wide.value.bias[16:])
 
 
@@ -770,12 +775,12 @@ def test_every_kind_has_a_formula():
 
 
 def test_scale_is_divided_by_the_temperature():
-    assert CoreSpec.choose({"kind": "dot", "scale": 0.75, "temperature": 3.0}).build(1, 4, 4).scale == 0.25
+    assert CoreSpec.from_config({"kind": "dot", "scale": 0.75, "temperature": 3.0}).build(1, 4, 4).scale == 0.25
 
 
 def test_argmax_has_the_gradient_of_the_scaled_softmax():
     """Straight-through: the gradient is that of softmax(q·k/√K)."""
-    core = CoreSpec.choose("argmax").build(1, 4, 4)
+    core = CoreSpec.from_config("argmax").build(1, 4, 4)
     q, k, factor = (torch.randn(1, 1, n, m, **FLOAT64) for n, m in ((5, 4), (7, 4), (5, 7)))
     q.requires_grad_()
     hard = core.weights(q, k, mask=Mask(5, 7, q.device), positions=positions(5, 7))
@@ -789,7 +794,7 @@ def test_blocks_stay_within_their_limits():
     mask = Mask(10, 10, document_ids.device, document_ids=(document_ids, document_ids), dense_limit=200)
     assert mask.form == "blocks"
     assert all(block.dense.numel() <= 200 for _, _, block in mask.blocks())
-    core, q = CoreSpec.choose({"kind": "additive", "size": 5}).build(2, 4, 4), torch.randn(4, 2, 10, 4)
+    core, q = CoreSpec.from_config({"kind": "additive", "size": 5}).build(2, 4, 4), torch.randn(4, 2, 10, 4)
     core.max_scores = 2000
     for _, _, block in core.blocks(q, core.key_transform(q), Mask(10, 10, q.device)):
         rows = block.num_queries
@@ -802,7 +807,7 @@ def test_yarn_blends_between_its_borders():
     pair = lambda rotations: size * math.log(length / (2 * math.pi * rotations)) / (2 * math.log(theta))  # noqa: E731
     for truncate in (True, False):
         fields = {"length": length, "beta_fast": 40.0, "beta_slow": 7.0, "truncate": truncate}
-        spec = SLOTS["scaling"].choose({"kind": "yarn", "factor": 4.0, **fields})
+        spec = SLOTS["scaling"].from_config({"kind": "yarn", "factor": 4.0, **fields})
         frequencies = spec.frequencies(theta, size, torch.tensor(9))
         low, high = pair(40.0), pair(7.0)
         if truncate:
@@ -813,7 +818,7 @@ def test_yarn_blends_between_its_borders():
 
 
 def test_longrope_uses_the_short_factors_up_to_the_length_trained_on():
-    spec = SLOTS["scaling"].choose({"kind": "longrope", "short_factor": [2.0], "long_factor": [5.0], "length": 6})
+    spec = SLOTS["scaling"].from_config({"kind": "longrope", "short_factor": [2.0], "long_factor": [5.0], "length": 6})
     for length, factor in ((5, 2.0), (6, 2.0), (7, 5.0)):
         assert spec.frequencies(10000.0, 2, torch.tensor(length)).item() == 1 / factor
 
@@ -821,16 +826,16 @@ def test_longrope_uses_the_short_factors_up_to_the_length_trained_on():
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("output_bias", [True, False])
 def test_biases_are_optional(bias, output_bias):
-    spec = SLOTS["attention"].choose({"kind": "heads", "heads": 2, "bias": bias, "output_bias": output_bias})
+    spec = SLOTS["attention"].from_config({"kind": "heads", "heads": 2, "bias": bias, "output_bias": output_bias})
     own = spec.build(8, DotSpec())
     assert [part.bias is not None for part in (own.query, own.key, own.value)] == [bias] * 3
     assert (own.output.bias is not None) == output_bias
-    assert (SLOTS["norm"].choose({"kind": "layer", "bias": bias}).build(8).bias is not None) == bias
+    assert (SLOTS["norm"].from_config({"kind": "layer", "bias": bias}).build(8).bias is not None) == bias
 
 
 @pytest.mark.parametrize("width", range(1, 20))
 def test_the_gated_hidden_size_is_eight_thirds_rounded_up(width):
-    hidden = SLOTS["feedforward"].choose("gated").build(width).up.out_features
+    hidden = SLOTS["feedforward"].from_config("gated").build(width).up.out_features
     assert hidden % 8 == 0
     assert hidden - 8 < 8 * width / 3 <= hidden
 

@@ -50,7 +50,7 @@ def by_the_matrix(weights, positions):
 
 
 def core_and_inputs(choice, heads=4, groups=2, size=5):
-    spec = SLOTS["core"].choose(choice)
+    spec = SLOTS["core"].from_config(choice)
     query, key = (
         {"head": size, "memory": size, "none": 0}[spec.query_source],
         {"head": size, "raw": size, "none": 0}[spec.key_source],
@@ -181,7 +181,11 @@ def test_memory_is_linear_in_the_length(choice, bound, monkeypatch, tmp_path):
     if choice != "matrix":
         in_small_blocks(monkeypatch, rows=128, scores=1 << 17)
     size = 2 if choice == "additive" else 4
-    core = SLOTS["core"].choose({"kind": "additive", "size": 2} if choice == "additive" else "dot").build(2, size, size)
+    core = (
+        SLOTS["core"]
+        .from_config({"kind": "additive", "size": 2} if choice == "additive" else "dot")
+        .build(2, size, size)
+    )
 
     def step(length):
         q, k = (torch.randn(1, 2, length, size, requires_grad=True) for _ in range(2))

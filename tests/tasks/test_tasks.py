@@ -388,7 +388,7 @@ def test_restored_images_keep_their_visible_patches_and_have_the_error_of_the_lo
 
 @given(side=st.integers(1, 3), channels=st.integers(1, 3), down=st.integers(1, 4), across=st.integers(1, 4))
 def test_patches_are_joined_into_the_images_that_were_cut(side, channels, down, across):
-    embed = EmbedSpec.choose({"kind": "patches", "pixels": side * side * channels, "channels": channels})
+    embed = EmbedSpec.from_config({"kind": "patches", "pixels": side * side * channels, "channels": channels})
     images = torch.rand(2, channels, down * side, across * side)
     assert torch.equal(embed.unpatchify(embed.patchify(images), *images.shape[2:]), images)
 

@@ -271,8 +271,10 @@ def test_tokenized_rows_are_identified_by_the_hashes_of_their_files(max_length, 
     found = []
     for name, lines in (("one", MANY), ("same", MANY), ("other", [*MANY[:-1], "1 1\t9 1\n"])):
         (tmp_path / f"{name}.tsv").write_text("".join(lines))
-        corpus = SLOTS["data"].choose({"kind": "pairs", "path": str(tmp_path / f"{name}.tsv")}).load()
-        write_tokenized(corpus, SLOTS["tokenizer"].choose("words").make(f"{i}" for i in range(10)), tmp_path / name)
+        corpus = SLOTS["data"].from_config({"kind": "pairs", "path": str(tmp_path / f"{name}.tsv")}).load()
+        write_tokenized(
+            corpus, SLOTS["tokenizer"].from_config("words").make(f"{i}" for i in range(10)), tmp_path / name
+        )
         data = {"kind": "tokenized", "path": str(tmp_path / name)}
         prepared = described("seq2seq", **SETTINGS, max_length=max_length) | {"data": data}
         found.append(data_hashes(prepare(read_run(prepared)))["data"])

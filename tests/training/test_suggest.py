@@ -139,7 +139,7 @@ def built_in_tasks():
 def test_every_task_has_data_of_its_own_and_is_tried_on_a_file():
     assert built_in_tasks().keys() == FILES.keys()
     for kind, spec in built_in_tasks().items():
-        assert DataSpec.choose(spec.default_data), kind
+        assert DataSpec.from_config(spec.default_data), kind
         assert spec.file_kind in DataSpec.kinds, kind
 
 
@@ -149,7 +149,7 @@ def test_without_a_file_the_suggested_run_reads_the_data_of_the_task(task):
     text, _ = suggest_run(task, minutes=0.01, overrides=FEW.get(task, ()))
     spec = read_run(tomllib.loads(text))
     expected = override({"data": TaskSpec.kinds[task].default_data}, FEW.get(task, ()))["data"]
-    assert (spec.task.kind, spec.data) == (task, DataSpec.choose(expected))
+    assert (spec.task.kind, spec.data) == (task, DataSpec.from_config(expected))
 
 
 def test_spans_get_a_sentinel_per_span_of_the_longest_text(tmp_path):

@@ -250,7 +250,7 @@ def test_should_stop_ends_a_run_after_the_step_with_a_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("kind", ScheduleSpec.kinds)
 def test_learning_rates_rise_to_their_peak_and_never_above(kind):
-    schedule = ScheduleSpec.choose({"kind": kind, "warmup_steps": 10})
+    schedule = ScheduleSpec.from_config({"kind": kind, "warmup_steps": 10})
     factors = [schedule.factor(step, 100) for step in range(1, 101)]
     assert factors[:9] == pytest.approx([step / 10 for step in range(1, 10)])
     assert max(factors) == pytest.approx(1.0)
@@ -261,7 +261,7 @@ def test_learning_rates_rise_to_their_peak_and_never_above(kind):
 def test_no_step_has_a_learning_rate_of_0(kind):
     lowest = {"min_lr_ratio": 0.0} if "min_lr_ratio" in ScheduleSpec.kinds[kind].model_fields else {}
     for warmup in (0, 1, 5, 30):
-        schedule = ScheduleSpec.choose({"kind": kind, "warmup_steps": warmup} | lowest)
+        schedule = ScheduleSpec.from_config({"kind": kind, "warmup_steps": warmup} | lowest)
         for steps in (1, 2, 6, 20):
             factors = [schedule.factor(step, steps) for step in range(1, steps + 1)]
             assert 0 < min(factors) <= max(factors) <= 1
@@ -271,7 +271,7 @@ def test_no_step_has_a_learning_rate_of_0(kind):
 def test_linear_decay_reaches_0_one_step_after_the_last():
     """As in Hugging Face's schedules: 1/N is left for the last of N steps after the warm-up."""
     linear, stable = (
-        ScheduleSpec.choose({"kind": kind, "warmup_steps": 2}) for kind in ("linear", "warmup-stable-decay")
+        ScheduleSpec.from_config({"kind": kind, "warmup_steps": 2}) for kind in ("linear", "warmup-stable-decay")
     )
     assert [linear.factor(step, 7) for step in range(1, 8)] == pytest.approx([1 / 2, 1, 1, 4 / 5, 3 / 5, 2 / 5, 1 / 5])
     assert [stable.factor(step, 20) for step in range(15, 21)] == pytest.approx([1, 1, 1, 3 / 4, 2 / 4, 1 / 4])

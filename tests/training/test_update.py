@@ -104,7 +104,7 @@ def test_every_step_has_the_learning_rate_of_the_schedule(schedule, optimizer):
 @pytest.mark.parametrize("kind", OptimSpec.kinds)
 def test_matrices_decay_and_vectors_do_not(kind):
     """Without gradients only weight decay changes a weight."""
-    optim = OptimSpec.choose({"kind": kind, "lr": 0.5, "weight_decay": 0.1})
+    optim = OptimSpec.from_config({"kind": kind, "lr": 0.5, "weight_decay": 0.1})
     model = kinds.random_model(kinds.pair(norm="layer"), dtype=torch.float32)
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     optimizer = optim.build(model)
@@ -150,7 +150,9 @@ def test_a_step_that_is_infinite_anywhere_changes_nothing(where):
 
 
 def test_adamw_is_its_formula():
-    optim = OptimSpec.choose({"kind": "adamw", "lr": 0.1, "weight_decay": 0.2, "beta1": 0.7, "beta2": 0.8, "eps": 0.01})
+    optim = OptimSpec.from_config(
+        {"kind": "adamw", "lr": 0.1, "weight_decay": 0.2, "beta1": 0.7, "beta2": 0.8, "eps": 0.01}
+    )
     model = torch.nn.Linear(3, 2)
     optimizer, rng = optim.build(model), torch.Generator().manual_seed(0)
     weight = model.weight.detach().clone().double()
@@ -166,7 +168,7 @@ def test_adamw_is_its_formula():
 
 def test_muon_is_its_formula():
     """Nesterov momentum, orthogonalized, and weight decay by the learning rate."""
-    optim = OptimSpec.choose({"kind": "muon", "lr": 0.1, "weight_decay": 0.2, "momentum": 0.6})
+    optim = OptimSpec.from_config({"kind": "muon", "lr": 0.1, "weight_decay": 0.2, "momentum": 0.6})
     model = torch.nn.Sequential(torch.nn.Linear(3, 5))
     optimizer, rng, linear = optim.build(model), torch.Generator().manual_seed(0), model[0]
     weight, mean = linear.weight.detach().clone(), torch.zeros(5, 3)
@@ -216,7 +218,7 @@ def test_muon_leaves_the_head_to_adamw():
 
 def test_schedules_are_their_formulas():
     def factor(kind, step, steps=11, **fields):
-        return ScheduleSpec.choose({"kind": kind, "warmup_steps": 1, **fields}).factor(step, steps)
+        return ScheduleSpec.from_config({"kind": kind, "warmup_steps": 1, **fields}).factor(step, steps)
 
     assert factor("cosine", 7, min_lr_ratio=0.2) == pytest.approx(
         0.2 + 0.8 / 2

@@ -206,7 +206,7 @@ def lecture_share(kind: str, *, shuffled: bool, starts: int = 20, steps: int = 4
     x_B1LD, is_asked = x_ND[orders][:, None], (orders < 2)[:, None]
     targets = torch.stack((b - c, b, b))[orders][:, None]
     size, length = (4, {}) if kind == "dot" else (16, {"length": 3})
-    core = CoreSpec.choose({"kind": kind} | length).build(starts, size, 4).double()
+    core = CoreSpec.from_config({"kind": kind} | length).build(starts, size, 4).double()
     query = nn.Parameter(torch.randn(starts, 4, size, dtype=torch.float64))
     optimizer = torch.optim.Adam([query, *core.parameters()], lr=0.1)
     mask, positions = head_context(x_ND, x_ND, False)
@@ -228,7 +228,7 @@ class OneLayer(nn.Module):
         super().__init__()
         size, length = 4 * pairs, {"length": pairs} if kind == SYNTHESIZER else {}
         self.query, self.key, self.value = (nn.Linear(2 * pairs, size, bias=False) for _ in range(3))
-        self.core: Core = CoreSpec.choose({"kind": kind} | length).build(1, size, size)
+        self.core: Core = CoreSpec.from_config({"kind": kind} | length).build(1, size, size)
         self.output = nn.Linear(size, pairs, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:

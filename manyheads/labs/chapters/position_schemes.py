@@ -66,7 +66,7 @@ def learned_positions(
     error = fails_at(model, length + 1)
 
     def longest(tree: Tree) -> str:
-        spec: PositionSpec = SLOTS["position"].choose(dict(tree))  # type: ignore[assignment]
+        spec: PositionSpec = SLOTS["position"].from_config(dict(tree))  # type: ignore[assignment]
         return str(spec.max_positions or "any")
 
     rows: list[list[Cell]] = [
@@ -228,7 +228,7 @@ def rotation(
     def moved(x: Tensor) -> Tensor:
         x_LK = x.expand(length, -1)
         if scheme == "sinusoidal":
-            embed = SLOTS["position"].choose("sinusoidal").build_embed(16)  # type: ignore[attr-defined]
+            embed = SLOTS["position"].from_config("sinusoidal").build_embed(16)  # type: ignore[attr-defined]
             return embed(x_LK[None], count_positions(length))[0]
         return rope.rotate(x_LK[None, None], rope.precompute(count_positions(length), torch.float64))[0, 0]
 

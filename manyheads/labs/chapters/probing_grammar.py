@@ -47,7 +47,7 @@ def parsed_sentence(rng: random.Random) -> str:
 def trained_reader(file: Path, *, causal: bool, steps: int, seed: int, progress: OnProgress) -> Checkpoint:
     """A model of two layers that predicts the next word of the sentences of a file; it has no positions."""
     texts = [row[0] for row in ConlluSpec(path=str(file)).read_rows(file, Counter())]
-    tokenizer = TokenizerSpec.choose({"kind": "words", "vocab_size": 100}).make(texts)
+    tokenizer = TokenizerSpec.from_config({"kind": "words", "vocab_size": 100}).make(texts)
     ids = torch.tensor([
         (tokenizer.encode(text, add_special_tokens=False).ids + [0] * SENTENCE)[:SENTENCE] for text in texts
     ])  # fmt: skip

@@ -243,7 +243,7 @@ def own_core() -> Core:
     """A core of a function of queries and keys, which is registered only for this lab."""
     try:
         register_score("lab-distance", lambda q, k: -torch.cdist(q, k))
-        return CoreSpec.choose("lab-distance").build(1, 5, 5)
+        return CoreSpec.from_config("lab-distance").build(1, 5, 5)
     finally:
         SLOTS["core"].kinds.pop("lab-distance", None)
 

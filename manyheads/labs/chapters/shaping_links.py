@@ -35,7 +35,7 @@ class Reader:
         self.rng = np.random.default_rng(seed)
         self.train = [make_paragraph(self.rng) for _ in range(1000)]
         self.validation = [make_paragraph(self.rng) for _ in range(100)]
-        tokenizer = TokenizerSpec.choose("words").make([paragraph.text for paragraph in self.train])
+        tokenizer = TokenizerSpec.from_config("words").make([paragraph.text for paragraph in self.train])
         self.special = SpecialTokens(vocab_size=tokenizer.get_vocab_size())
         self.ids = [
             np.array(tokenizer.encode(paragraph.text, add_special_tokens=False).ids) for paragraph in self.train
@@ -108,7 +108,7 @@ def guided_head(
     """
     fields = {"kind": "guided", "by": "arcs", "toward": "dependents", "relation": "nsubj", "layers": [0], "heads": [0]}
     reader = Reader(seed=seed)
-    losses = reader.fit(steps, [AuxiliaryLossSpec.choose(fields | {"weight": weight})], progress)
+    losses = reader.fit(steps, [AuxiliaryLossSpec.from_config(fields | {"weight": weight})], progress)
     heads = reader.score(reader.after, trees=True)
     subject = heads["nsubj⁻¹"]
     text = reader.validation[0].text

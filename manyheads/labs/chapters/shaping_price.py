@@ -41,7 +41,7 @@ class Solution:
     """A model at the end of its training: L_LM on the sample and on the population, the term, and the model."""
 
     def __init__(self, population: Population, kind: str, weight: float, *, iterations: int, seed: int) -> None:
-        term = AuxiliaryLossSpec.choose({"kind": kind})
+        term = AuxiliaryLossSpec.from_config({"kind": kind})
         self.weight = weight
         self.model = small_model(vocab=2, seed=seed, layers=1, width=8, attention={"kind": "heads", "heads": 1},
                                  position={"kind": "learned", "length": 4}, feedforward={"kind": "mlp", "hidden": 16},

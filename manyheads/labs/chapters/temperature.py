@@ -44,8 +44,8 @@ def unit_variance(
     scaled, plain, attention, factors = [], [], [], []
     for size in sizes:
         h, e = torch.randn(count, size), torch.randn(count, size)
-        head = HeadSpec.choose({"kind": "tied", "logit_scale": beta}).build(size, count, TableShape(size, size))
-        learned = HeadSpec.choose({"kind": "tied", "logit_scale": beta, "learn_logit_scale": True})
+        head = HeadSpec.from_config({"kind": "tied", "logit_scale": beta}).build(size, count, TableShape(size, size))
+        learned = HeadSpec.from_config({"kind": "tied", "logit_scale": beta, "learn_logit_scale": True})
         core = DotSpec().build(1, size, size)
         logits = head(h[None], table=e, padding_mask=None)
         scaled.append(logits)

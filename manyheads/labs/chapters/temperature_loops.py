@@ -170,7 +170,7 @@ def trained_decoder(
     sentences: list[str], *, steps: int, seed: int, progress: OnProgress
 ) -> tuple[Checkpoint, Tensor, float]:
     """A transformer that was trained on sentences in a row; its tokens, and its last loss."""
-    tokenizer = TokenizerSpec.choose({"kind": "words", "vocab_size": 800, "lowercase": True}).make(sentences)
+    tokenizer = TokenizerSpec.from_config({"kind": "words", "vocab_size": 800, "lowercase": True}).make(sentences)
     ids = torch.tensor([i for text in sentences for i in tokenizer.encode(text + "\n", add_special_tokens=False).ids])
     model = small_model(vocab=tokenizer.get_vocab_size(), seed=seed, init="xavier", width=48, position="alibi",
                         attention={"kind": "heads", "heads": 4}, feedforward={"kind": "mlp", "hidden": 96},
