@@ -23,9 +23,9 @@ from manyheads.generate.prefix_cache import PrefixCache, common_prefix
 from manyheads.model.builder import Model
 from manyheads.model.finite import raise_nonfinite
 from manyheads.parts.head import token_at
-from manyheads.parts.inputs import BATCH_TOKENS, Inputs, group_by_length, pad_rows
+from manyheads.parts.inputs import Inputs, group_by_length, pad_rows
 
-CACHE_TOKENS = 32 * BATCH_TOKENS
+CACHE_BYTES = 2**30
 MIN_PREFIX = 16  # tokens; a shorter prefix is read again sooner than its state is copied
 MAX_PREFIXES = 8
 MAX_ROWS = 64
@@ -142,7 +142,7 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, *, max_cache_tokens: int = CACHE_TOKENS, max_rows: int = MAX_ROWS, max_waiting: int = 1024,
+        self, model: Model, *, max_cache_tokens: int = 2**16, max_rows: int = MAX_ROWS, max_waiting: int = 1024,
         prefixes: PrefixCache | None = None, keep_answers: bool = False,
     ) -> None:  # fmt: skip
         self.model, self.device = model, next(model.parameters()).device
@@ -336,6 +336,14 @@ class Engine:
         row = self.running[i]
         state = self.state.select(torch.tensor([i], device=self.device)).join((), row.num_read)
         self.prefixes.add(row.history[: row.num_read].tolist(), state, self.room)
+
+
+def cache_tokens(model: Model, num_bytes: int = CACHE_BYTES) -> int:
+    """The tokens whose keys and values take so much memory; those of a source count as much."""
+    decoder, itemsize = model.spec.decoder, next(model.parameters()).element_size()
+    layers = decoder.expanded_layers() if decoder else ()
+    sizes = (layer.attention.num_kv_heads() * layer.attention.head_dim(decoder.width) for layer in layers if decoder)
+    return num_bytes // max(1, 2 * itemsize * sum(sizes))
 
 
 def decoder_columns(rows: Sequence[Running]) -> int:

@@ -26,7 +26,7 @@ from manyheads.generate.decoding import (
     TokenByTokenSpec,
     run_to_end,
 )
-from manyheads.generate.engine import CACHE_TOKENS, Engine, Request
+from manyheads.generate.engine import Engine, Request, cache_tokens
 from manyheads.generate.logits_processor import LogitsProcessor
 from manyheads.generate.prefix_cache import PrefixCache
 from manyheads.generate.text import GeneratedText, PartialText, StopStrings, TextStreamer, find_stop
@@ -125,7 +125,9 @@ class TextGenerator:
         ]
         sizes = [request.max_tokens + request.source_tokens for request in requests]
         order = sorted(range(len(requests)), key=lambda i: -sizes[i])  # alike ones run together
-        capacity = max(CACHE_TOKENS, 2 * max(sizes, default=0))  # the longest request, and what the cache has read
+        capacity = max(
+            cache_tokens(self.model), 2 * max(sizes, default=0)
+        )  # the longest request, and what the cache has read
         engine = Engine(self.model, max_cache_tokens=capacity, prefixes=cache, keep_answers=cache is not None)
         results: dict[int, Hypothesis] = {}
         try:

@@ -13,8 +13,8 @@ from raising import raises
 from manyheads import read_model
 from manyheads.generate.config import generation_config
 from manyheads.generate.decoding import RequestRules
-from manyheads.generate.engine import MIN_PREFIX, Engine, Request
-from manyheads.model.cache import KeyValueBuffer
+from manyheads.generate.engine import MIN_PREFIX, Engine, Request, cache_tokens
+from manyheads.model.cache import KeyValueBuffer, state_bytes
 from manyheads.spec import to_tree
 
 SCHEMES = [choice for choice in first_choices("position") if choice["kind"] != "rope"]
@@ -154,6 +154,15 @@ def test_the_memory_of_the_cache_is_freed_when_all_requests_have_ended(name):
     assert not engine.running
     engine.prefixes.shrink(0)
     assert (engine.cache_tokens, num_buffers()) == (0, before)
+
+
+@pytest.mark.parametrize("name", ["rope", "kv_heads", "pair"])
+def test_memory_is_counted_in_tokens_of_the_cache(name):
+    model = MODELS[name]
+    state = model.start(torch.tensor([[3, 4]]) if model.spec.has_source else None, capacity=5)
+    with torch.no_grad():
+        _, state = model.step(torch.tensor([[1, 2, 3, 4, 5]]), state)
+    assert cache_tokens(model, state_bytes(state.decoder.caches)) == 5
 
 
 def test_a_request_that_can_never_fit_and_one_too_many_are_refused():
