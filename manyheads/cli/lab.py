@@ -11,7 +11,7 @@ import typer
 
 from manyheads.cli import console
 from manyheads.cli.lab_report import print_claims, report
-from manyheads.errors import UsageError
+from manyheads.errors import ManyheadsError, UsageError, one_line
 
 if TYPE_CHECKING:
     from manyheads.labs.lab import Lab, LabRun, Parameter, Size
@@ -169,7 +169,10 @@ def read_flags(labs: Sequence[Lab], flags: Sequence[str]) -> dict[str, Any]:
         if parameter.type is bool and not equals:
             values[parameter.name] = name in parameters
         else:
-            values[parameter.name] = parse(parameter, text if equals else next(words, ""), word)
+            value = text if equals else next(words, None)
+            if value is None:
+                raise UsageError(f"{word} needs a value", hint=f"manyheads lab run {labs[0].id} --help")
+            values[parameter.name] = parse(parameter, value, word)
     return values
 
 
@@ -215,7 +218,12 @@ def run_one(lab: Lab, size: Size, seed: int, parameters: dict[str, Any]) -> LabR
     from manyheads.labs.lab import run_lab
 
     with console.Progress(f"running {lab.id}") as progress:
-        return run_lab(lab, size=size, seed=seed, progress=progress.update, **parameters)
+        try:
+            return run_lab(lab, size=size, seed=seed, progress=progress.update, **parameters)
+        except (ValueError, RuntimeError, ArithmeticError, LookupError) as error:
+            if not parameters or isinstance(error, ManyheadsError):
+                raise
+            raise UsageError(f"{lab.id} cannot run with these parameters: {one_line(str(error))}") from error
 
 
 def run_many(labs: Sequence[Lab], size: Size, seed: int, jobs: int | None) -> list[Outcome]:

@@ -80,6 +80,7 @@ class Running:
     tokens: list[int] = field(default_factory=list)
     logprobs: TokenLogprobs | None = None
     is_finished: bool = False  # by its last token, not by max_new_tokens
+    has_failed: bool = False
     history: Tensor = field(init=False)  # memory for the prompt and the new tokens
 
     def __post_init__(self) -> None:
@@ -112,7 +113,7 @@ class Running:
 
     def fail(self, error: ManyheadsError) -> Token:
         """Ends the request by an error."""
-        self.is_finished = True
+        self.is_finished = self.has_failed = True
         return Token(self.number, error=error)
 
     def hypothesis(self) -> Hypothesis:
@@ -238,11 +239,8 @@ class Engine:
             beginning = row.request.beginning
             groups.setdefault(beginning if beginnings[beginning] > 1 else None, []).append(row)
         for beginning, rows in groups.items():
-            if beginning is not None:
-                yield rows, True
-            else:
-                lengths = [len(row.request.prompt) + row.request.source_tokens for row in rows]
-                yield from (([rows[i] for i in index], False) for index in group_by_length(lengths))
+            lengths = [len(row.request.prompt) + row.request.source_tokens for row in rows]
+            yield from (([rows[i] for i in index], beginning is not None) for index in group_by_length(lengths))
 
     def prefill(self, rows: Sequence[Running], *, is_shared: bool) -> tuple[list[Token], Any]:
         """Reads the prompts of requests that join; returns their first tokens and their state."""
@@ -332,8 +330,10 @@ class Engine:
             self.state, self.capacity = None, 0
 
     def keep_answer(self, i: int) -> None:
-        """Keeps the state of a row, for prompts that continue it."""
+        """Keeps the state of a row that has not failed, for prompts that continue it."""
         row = self.running[i]
+        if row.has_failed:
+            return
         state = self.state.select(torch.tensor([i], device=self.device)).join((), row.num_read)
         self.prefixes.add(row.history[: row.num_read].tolist(), state, self.room)
 

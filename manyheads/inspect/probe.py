@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import cast
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import EmptyDataError, InputError, UnsupportedError
 from manyheads.model.builder import Model, build
+from manyheads.model.finite import check_finite
 from manyheads.model.recording import record
 from manyheads.model.transformer import Transformer, as_transformer
 from manyheads.parts.inputs import Inputs, group_by_length, pad_rows
@@ -222,6 +224,7 @@ def layer_outputs(
             with torch.no_grad(), record(model) as tape:
                 read_rows(model, ids, source)
             activations = tape.activations()
+            check_finite(model, activations[names[-1]], partial(read_rows, model, ids, source))
             for name in names:
                 for k, i in enumerate(batch):
                     outputs[name][i] = activations[name][k, : len(rows[i])].float().cpu()

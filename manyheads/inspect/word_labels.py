@@ -10,6 +10,7 @@ from typing import Literal
 from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.data.attention_targets import word_tokens
 from manyheads.data.conllu import TaggedSpec
+from manyheads.errors import InputLengthError
 from manyheads.inspect.probe import Label
 
 
@@ -19,13 +20,17 @@ def word_labels(
     """The ids of the sentences of a file, and a label for `probe`; equal sentences are one row, so none tests itself.
 
     The last token of a word has its label, because a causal model has read the whole word there. The other tokens,
-    and the special ones, are left out, as is a word without a part of speech (_).
+    and the special ones, are left out, as is a word without a part of speech (_), and a sentence that is longer than
+    the model has positions.
 
     Example: `rows, tag = word_labels(checkpoint, "en.conllu", "tag")`, then `probe(checkpoint.model, rows, tag)`.
     """
     labels: dict[tuple[int, ...], dict[int, str]] = {}
     for text, _, relations, tags in TaggedSpec(path=str(path)).read_rows(Path(path), Counter()):
-        encoding = checkpoint.encode([text])[0]
+        try:
+            encoding = checkpoint.encode([text])[0]
+        except InputLengthError:
+            continue
         names = zip(word_tokens(text, encoding.offsets), tags if column == "tag" else relations, strict=True)
         labels[tuple(encoding.ids)] = {tokens[-1]: name for tokens, name in names if tokens and name != "_"}
 

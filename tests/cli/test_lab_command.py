@@ -290,3 +290,17 @@ def test_every_lab_has_at_least_two_commands_to_try_next():
         return {*next_commands(lab), counterexample_command(lab)} - {"", f"manyheads lab run {lab.id}"}
 
     assert [name for name, lab in all_labs().items() if len(commands(lab)) < 2] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["transformer-loop", "--model"], "usage.argument"),
+        (["greedy-loop", "--models", "0"], "usage.argument"),
+        (["grammar-probe", "--treebank", "nowhere.conllu"], "usage.path-not-found"),
+        (["grammar-probe", "--model", "no/such/folder"], "usage.path-not-found"),
+    ],
+    ids=str,
+)
+def test_parameters_with_which_a_lab_cannot_run_are_an_error_of_usage(arguments, code):
+    assert error_of("lab", "run", *arguments, check=2)["code"] == code

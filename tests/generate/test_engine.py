@@ -14,7 +14,9 @@ from manyheads import read_model
 from manyheads.generate.config import generation_config
 from manyheads.generate.decoding import RequestRules
 from manyheads.generate.engine import MIN_PREFIX, Engine, Request, cache_tokens
+from manyheads.generate.prefix_cache import PrefixCache
 from manyheads.model.cache import KeyValueBuffer, state_bytes
+from manyheads.parts.inputs import BATCH_TOKENS, Inputs
 from manyheads.spec import to_tree
 
 SCHEMES = [choice for choice in first_choices("position") if choice["kind"] != "rope"]
@@ -47,6 +49,7 @@ KINDS = {
     "sampled": rules(temperature=1.5),
     "penalized": rules(repetition_penalty=1.7, no_repeat_ngram_size=2),
     "probabilities": rules(logprobs=3),
+    "delayed": rules(min_new_tokens=5),
 }
 
 
@@ -91,7 +94,8 @@ def reserved_columns(engine):
     """Tokens for which the engine has memory, by the buffers of its first layer."""
     states = [engine.state, *engine.prefixes.entries.values()]
     buffers = {id(cache.buffer): cache.buffer for state in states if (cache := first_cache(state)) is not None}
-    return sum(buffer.key.shape[0] * buffer.key.shape[2] for buffer in buffers.values())
+    sources = [state.cross_key_values[0] for state in states if getattr(state, "cross_key_values", None)]
+    return sum(item.key.shape[0] * item.key.shape[2] for item in (*buffers.values(), *sources))
 
 
 def first_cache(state):
@@ -138,6 +142,33 @@ def test_a_common_beginning_is_read_once(monkeypatch):
     assert results(engine, later) == together  # each after the one before has ended
     num_read = sum(getattr(inputs, "tokens", inputs).numel() for inputs in read)
     assert num_read < len(LONG) * 2 + 3 * len(rows)
+
+
+def test_prompts_with_a_common_beginning_are_read_in_batches_of_limited_size(monkeypatch):
+    model, step, read = MODELS["ngram"], MODELS["ngram"].step, []
+    monkeypatch.setattr(model, "step", lambda inputs, state: read.append(inputs) or step(inputs, state))
+    rows = [[*LONG, *[i % 7] * 500] for i in range(8)] + [[*LONG, i] for i in range(8)]
+    results(Engine(model), [(0, request(model, ids, "short")) for ids in rows])
+    assert max(getattr(inputs, "tokens", inputs).numel() for inputs in read) <= BATCH_TOKENS
+
+
+def test_a_known_beginning_is_not_read_again_beside_other_prompts(monkeypatch):
+    model, step, read = MODELS["rope"], MODELS["rope"].step, []
+    engine = Engine(model)
+    results(engine, [(0, request(model, [*LONG, 3], "short"))])
+    monkeypatch.setattr(model, "step", lambda inputs, state: read.append(inputs) or step(inputs, state))
+    results(engine, [(0, request(model, ids, "short")) for ids in ([*LONG, 5], [9, 8, 7])])
+    assert sum(getattr(inputs, "tokens", inputs).numel() for inputs in read) < len(LONG)
+
+
+def test_the_least_recently_used_prefix_is_removed_first():
+    model, cache = MODELS["rope"], PrefixCache(2)
+    for ids in ([3, 4], [5, 6], [3, 4, 9], [7, 8]):
+        state, num_read = cache.start(model, ids[:2], 9)
+        assert num_read == (2 if ids == [3, 4, 9] else 0)
+        if not num_read:
+            cache.add(ids, model.step(torch.tensor([ids]), state)[1])
+    assert [*cache.entries] == [(3, 4), (7, 8)]
 
 
 def num_buffers():
@@ -209,3 +240,28 @@ def test_the_error_of_one_request_is_not_one_of_its_neighbors():
                 found[token.number] = token.hypothesis
     assert errors == {2: "model.non-finite"}
     assert [found[number].token_ids for number in (1, 3, 4)] == [each.token_ids for each in expected]
+
+
+@pytest.mark.parametrize("keep_answers", [False, True])
+def test_a_request_that_fails_after_its_first_token_ends_with_its_error(keep_answers):
+    tree = to_tree(SHAPES["rope"]) | {"head": {"kind": "untied"}}
+    model = random_model(read_model(tree), seed=3)
+    (first,) = results(Engine(model), [(0, request(model, [7, 8], "short"))]).values()
+    with torch.no_grad():
+        model.decoder.embed.table.weight[first.token_ids[0]] = torch.nan
+    engine, errors = Engine(model, keep_answers=keep_answers), []
+    engine.submit(request(model, [7, 8], "long"))
+    while not engine.is_idle:
+        errors += [token.error.code for token in engine.step() if token.error is not None]
+    assert errors == ["model.non-finite"]
+    assert [*engine.prefixes.entries] == []  # the prompt is shorter than a prefix that is kept
+
+
+def test_states_that_join_say_whether_positions_were_given():
+    model = MODELS["rope"]
+    with torch.no_grad():
+        states = [model.step(Inputs(torch.tensor([[3, 4]]), positions=positions), model.start(capacity=4))[1]
+                  for positions in (None, torch.tensor([[5, 9]]))]  # fmt: skip
+    joined = states[0].join([states[1]], 4).decoder
+    assert joined.positions.tolist() == [[0, 1], [5, 9]]
+    assert not joined.default_positions

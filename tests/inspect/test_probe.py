@@ -152,3 +152,47 @@ def test_the_interval_is_wilsons():
     for fraction, count in ((0.8, 10), (0.0, 20), (1.0, 7)):
         for bound in wilson(fraction, count):
             assert (bound - fraction) ** 2 == pytest.approx(1.96**2 * bound * (1 - bound) / count, abs=1e-9)
+
+
+def test_the_untrained_control_is_another_model():
+    """An encoder whose token table is zero knows no token, and its spec with new weights does."""
+    model = random_model(kinds.encoder(position="none", layers=1), dtype=torch.float32)
+    with torch.no_grad():
+        model.encoder.embed.table.weight.zero_()
+    result = probe(model, ROWS, lambda ids, i: ids[i] % 2)
+    assert result.layers[0].accuracy < 0.7 < result.layers[0].untrained
+
+
+def test_the_outputs_of_rows_of_unequal_length_are_those_of_each_alone():
+    model = random_model(kinds.encoder(), dtype=torch.float32)
+    rows = [ROWS[0], ROWS[1][:3], ROWS[2][:5]]
+    together, alone = layer_outputs(model, rows), [layer_outputs(model, [row]) for row in rows]
+    for name, outputs in together.items():
+        assert torch.allclose(outputs, torch.cat([one[name] for one in alone]), atol=1e-5)
+
+
+def test_outputs_that_are_not_finite_are_an_error():
+    model = random_model(kinds.encoder(), dtype=torch.float32)
+    with torch.no_grad():
+        model.encoder.embed.table.weight[ROWS[0][0]] = torch.inf
+    with raises("model.non-finite", "encoder.embed"):
+        probe(model, ROWS)
+
+
+def test_the_label_of_a_word_is_at_its_last_token_and_a_word_may_have_none(tmp_path):
+    path = tmp_path / "words.conllu"
+    rows = [[("the", "DET"), ("walking", "NOUN")], [("run", "_"), ("walk", "VERB")], [("the", "DET")] * 9]
+    lines = ["\n".join(f"{i}\t{word}\t_\t{tag}\t_\t_\t{i - 1}\tdep\t_\t_"
+                       for i, (word, tag) in enumerate(row, 1)) for row in rows]  # fmt: skip
+    path.write_text("\n\n".join(lines) + "\n\n")
+    tokenizer = TokenizerSpec.from_config({"kind": "characters"}).make(["the walking run walk"])
+    spec = kinds.encoder(position={"kind": "learned", "length": 16}).replace(vocab=tokenizer.get_vocab_size())
+    rows, label = word_labels(Checkpoint(random_model(spec), tokenizer), path, "tag")
+    labels = [[label(ids, i) for i in range(len(ids))] for ids in rows]
+    assert len(rows) == 2, "the last sentence is longer than the model has positions"
+    assert [[name for name in row if name is not None] for row in labels] == [["DET", "NOUN"], ["VERB"]]
+    ends = [
+        [tokenizer.decode(ids[: i + 1]) for i, name in enumerate(row) if name]
+        for ids, row in zip(rows, labels, strict=True)
+    ]
+    assert ends == [["the", "the walking"], ["run walk"]]

@@ -15,6 +15,7 @@ from manyheads.checkpoint.checkpoint import Checkpoint
 from manyheads.checkpoint.loading import load
 from manyheads.data.conllu import ConlluSpec
 from manyheads.data.tokenizer import TokenizerSpec
+from manyheads.errors import PathNotFoundError
 from manyheads.inspect.probe import probe
 from manyheads.inspect.word_labels import word_labels
 from manyheads.labs.figures import Lines
@@ -83,6 +84,8 @@ def grammar_probe(
     """
     check_choice("label", label, ("tag", "relation"))
     check_choice("mask", mask, ("causal", "none"))
+    if treebank and not Path(treebank).exists():
+        raise PathNotFoundError(f"no file {treebank}")
     rng = random.Random(seed)
     with TemporaryDirectory() as folder:
         file = Path(treebank) if treebank else Path(folder) / "generated.conllu"
@@ -107,6 +110,7 @@ def grammar_probe(
             reported("accuracy at layer 0", report.layers[0].accuracy),
             reported("best accuracy above", best),
             reported("chance", report.chance),
+            reported("sentences", len(rows)),
             reported("labels", report.classes),
         ),
         (
