@@ -81,7 +81,7 @@ def require_chat_template(checkpoint: Checkpoint) -> str:
     if checkpoint.tokenizer is None:
         raise CheckpointTokenizerError("this checkpoint has no tokenizer, so it cannot chat")
     if (template := checkpoint.chat_template) is None:
-        raise UnsupportedError("this checkpoint has no chat template", hint="continue a text with predict or generate")
+        raise UnsupportedError("this checkpoint has no chat template", hint="continue a text with manyheads predict")
     return template
 
 

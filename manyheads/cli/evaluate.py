@@ -92,9 +92,9 @@ def evaluate(
         )
     outputs = report.pop("outputs")
     short_report = report | {"examples": report["examples"][:examples]}
-    console.print_json(short_report) if as_json else print_report(short_report, console.stdout())
-    if output is not None:
+    if output is not None:  # before anything is printed, where the reader may have gone
         write_output(output, outputs, report["examples"])
+    console.print_json(short_report) if as_json else print_report(short_report, console.stdout())
 
 
 def print_report(report: Tree, out: Console) -> None:

@@ -16,6 +16,9 @@ from manyheads.data.tables import TableSpec
 from manyheads.errors import ColumnError, IncompatibleError
 from manyheads.spec import Tree, parse, quote
 
+LABEL_NAMES = ("label", "class", "category", "sentiment", "rating", "score")
+TEXT_NAMES = ("text", "sentence", "review", "comment", "document", "description", "content", "title")
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -103,13 +106,16 @@ def read_sample(table: Table) -> Sample:
 
 
 def label_columns(sample: Sample) -> tuple[tuple[str | int, ...], str]:
-    """Chooses the longest column as the text, and the one named "label", or with the fewest values, as the class."""
+    """Chooses the class by its name, or as the column with the fewest values, and the longest other one as the text."""
     columns = range(len(sample.names))
     distinct = [len({row[i] for row in sample.rows}) for i in columns]
-    if "label" in sample.names:
-        label, reason = sample.names.index("label"), "by its name"
+    names = [name.lower() if sample.has_names else "" for name in sample.names]
+    by_name = [names.index(name) for name in LABEL_NAMES if name in names and distinct[names.index(name)] > 1]
+    if by_name:
+        label, reason = by_name[0], f"{quote(sample.column(by_name[0]))} is the class, by its name"
     else:
-        label = min(reversed(columns), key=lambda i: (distinct[i] < 2, distinct[i]))
+        others = [i for i in columns if names[i] not in TEXT_NAMES] or columns
+        label = min(reversed(others), key=lambda i: (distinct[i] < 2, distinct[i]))
         reason = f"{quote(sample.column(label))} is the class: {distinct[label]:,} values in {len(sample.rows):,} rows"
     text = max((i for i in columns if i != label), key=column_sizes(sample).__getitem__)
     return (sample.column(text), sample.column(label)), reason

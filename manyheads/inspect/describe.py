@@ -276,7 +276,7 @@ def type_name(annotation: Any) -> str:
         return "a table" if issubclass(annotation, Spec) else annotation.__name__
     arguments = get_args(annotation)
     if get_origin(annotation) is Literal:
-        *others, last = map(str, arguments)
+        *others, last = (str(value) if str(value).isprintable() else repr(value) for value in arguments)
         return f"{', '.join(others)} or {last}" if others else last
     if get_origin(annotation) in (tuple, list):
         return "a list"

@@ -202,6 +202,8 @@ class TaskSpec(Part, slot="task"):
 
     def format_result(self, result: Tree) -> list[str]:
         """Formats the result for a single text, as lines to print."""
+        if not {"generated", "sequences"} & result.keys():
+            return [self.format_line(result)]
         lines = []
         for sequence in result.get("sequences", [result]):
             lines.append(

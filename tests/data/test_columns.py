@@ -159,3 +159,16 @@ def test_the_text_of_a_table_is_found_or_asked_for(tmp_path):
     for path, names in ((table(tmp_path, *texts()), "0, 1, 2"), (objects(tmp_path, texts(), *"abc"), "a, b, c")):
         with raises("data.columns", path, names, "--columns"):
             choose_columns(path, TextSpec)
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [("text;score", ("text", "score")), ("score;review", ("review", "score")), ("Class;words", ("words", "Class"))],
+)
+def test_a_column_with_the_name_of_a_text_or_of_a_class_is_one_whatever_its_values(header, expected, tmp_path):
+    """Nine texts and 40 numbers, so that the number of values alone would swap them."""
+    texts, numbers = [f"a review number {i % 9} of some words" for i in range(80)], [f"3,{i % 40}" for i in range(80)]
+    first, second = (texts, numbers) if header.startswith("text") else (numbers, texts)
+    path = tmp_path / "reviews.csv"
+    path.write_text(f"{header}\n" + "".join(f"{a};{b}\n" for a, b in zip(first, second, strict=True)))
+    assert choose_columns(path, LabelsSpec).names == expected

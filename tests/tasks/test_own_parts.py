@@ -28,7 +28,6 @@ from dataclasses import replace
 from manyheads.spec import field
 from manyheads.parts.inputs import pad_rows
 from manyheads.tasks.batch import Batch, pad_targets
-from manyheads.tasks.task import TaskSpec
 
 
 class TagSpec(TaskSpec, kind="tag"):
@@ -193,6 +192,15 @@ def test_without_its_file_an_own_task_is_an_error_that_names_the_option(command,
 
 
 # ---------------------------------------------------------------------------------------------------- own metric, method
+
+
+def test_a_result_without_generated_text_is_printed_as_one_line():
+    class LengthSpec(CausalSpec):
+        def format_line(self, result):
+            return f"{result['length']} words"
+
+    assert LengthSpec().format_result({"length": 3}) == ["3 words"]
+
 
 SCORES = '''
 """A metric and a decoding method."""

@@ -268,6 +268,13 @@ def test_a_run_outlives_the_reader_of_its_output(run_file, tmp_path, whole):
     assert hashes(tmp_path / "run")["model.safetensors"] == hashes(whole)["model.safetensors"]
 
 
+def test_an_evaluation_writes_its_file_although_nobody_reads_its_table(copied, tmp_path):
+    """The reader of the pipe has gone long before the command prints."""
+    command = f"{sys.executable} -m manyheads evaluate {copied} --output {tmp_path}/rows.jsonl | true"
+    subprocess.run(["sh", "-c", command], capture_output=True, check=True)
+    assert (tmp_path / "rows.jsonl").read_text().count("\n") > 0
+
+
 def end_of_log(folder):
     last = log_lines(folder)[-1]
     return last["step"], last.get("reason")
