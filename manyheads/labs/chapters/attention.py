@@ -198,7 +198,7 @@ def histogram(fractions: Tensor, bins: int = 21) -> list[tuple[float, float]]:
     return [(-0.025 + (i + 0.5) * width, float(share)) for i, share in enumerate(counts)]
 
 
-@lab("attention", rows=("A7", "A8", "A9"), errata=("E8",), seconds=(0.3, 3), smallest={"draws": 4000},
+@lab("attention", rows=("A7", "A8", "A9"), errata=("E8",), seconds=(0.3, 6.0), smallest={"draws": 4000},
      full={"draws": 200_000}, counterexample={"heads": 1},
      row_counterexamples={"A7": {"noise": 1e-3}, "A8": {"variance": 0.0}},
      try_next=("--variance 0.01", "--strength 10"))  # fmt: skip

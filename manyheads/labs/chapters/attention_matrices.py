@@ -202,7 +202,7 @@ def descend(x: Tensor, targets: Tensor, starts: int, steps: int, progress: OnPro
     return torch.stack(losses)
 
 
-@lab("attention", rows=("A10", "A11", "P12"), seconds=(2, 9), smallest={"steps": 800},
+@lab("attention", rows=("A10", "A11", "P12"), seconds=(2, 14.0), smallest={"steps": 800},
      full={"steps": 5000, "starts": 200}, counterexample={"projected": False},
      row_counterexamples={"A10": {"beta": 1.0, "steps": 1}}, try_next=("--beta 2", "--steps 100"))  # fmt: skip
 def query_key_value(

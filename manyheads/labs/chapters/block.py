@@ -180,7 +180,7 @@ def layer_norm(
     )
 
 
-@lab("block", rows=("F5", "P4"), seconds=(0.5, 4.0), full={"examples": 2000}, counterexample={"factor": 1.0},
+@lab("block", rows=("F5", "P4"), seconds=(0.5, 7.0), full={"examples": 2000}, counterexample={"factor": 1.0},
      try_next=("--factor 3", "--factor 10"))  # fmt: skip
 def large_embeddings(
     *,

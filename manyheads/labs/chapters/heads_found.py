@@ -92,7 +92,7 @@ def links(one: Sentence) -> tuple[str, list[Link]]:
     return " ".join(words), [(position, position - 1, f"word before {tag}"), (position, subject, "subject")]
 
 
-@lab("heads", rows=("C6", "P12"), seconds=(5, 12), smallest={"steps": 300, "sentences": 100}, full={"steps": 1000},
+@lab("heads", rows=("C6", "P12"), seconds=(5, 26.0), smallest={"steps": 300, "sentences": 100}, full={"steps": 1000},
      counterexample={"steps": 0}, try_next=("--heads 1", "--heads 4"))  # fmt: skip
 def what_heads_find(
     *,

@@ -39,7 +39,7 @@ SYNTHESIZER_CORRECTION = (
 )
 
 
-@lab("knowledge", rows=("I1", "I2", "I3", "I4"), seconds=(50.0, 160.0), smallest=SMALLEST, full=FULL,
+@lab("knowledge", rows=("I1", "I2", "I3", "I4"), seconds=(50.0, 340.0), smallest=SMALLEST, full=FULL,
      counterexample={"steps": 0},
      row_counterexamples={"I1": {"baseline": "rarest"}, "I2": {"steps_of_none": SMALLEST["steps"]}},
      try_next=("--steps 300", "--people 160"))  # fmt: skip

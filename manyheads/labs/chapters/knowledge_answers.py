@@ -35,7 +35,7 @@ from manyheads.metrics.confidence import auroc, auroc_interval, risk_coverage, w
 from manyheads.tasks.answering import Answer, answer, queue_pair
 
 
-@lab("knowledge", rows=("I6",), seconds=(9.0, 80.0), smallest=SMALLEST, full=FULL, counterexample={"steps": 0},
+@lab("knowledge", rows=("I6",), seconds=(9.0, 90.0), smallest=SMALLEST, full=FULL, counterexample={"steps": 0},
      try_next=("--steps 600", "--seed 1"))  # fmt: skip
 def made_up_answers(
     *,
@@ -143,7 +143,7 @@ def reliability(correct: Sequence[bool], probabilities: Sequence[float]) -> list
     return [(mean(p for p, _ in rows), accuracy([r for _, r in rows])) for _, rows in sorted(bins.items())]
 
 
-@lab("knowledge", rows=("I8", "I9"), seconds=(10.0, 85.0), smallest=SMALLEST, full=FULL,
+@lab("knowledge", rows=("I8", "I9"), seconds=(10.0, 160.0), smallest=SMALLEST, full=FULL,
      counterexample={"threshold": 0.0}, try_next=("--threshold 0.9", "--threshold 0.2"))  # fmt: skip
 def abstention(
     *,
@@ -225,7 +225,7 @@ def learn_queue(experiment: Experiment, threshold: float) -> list[bool]:
     return [reply.is_right and reply.probability >= threshold for reply in replies]
 
 
-@lab("knowledge", rows=("I10",), seconds=(9.0, 80.0), smallest=SMALLEST, full=FULL, counterexample={"read": True},
+@lab("knowledge", rows=("I10",), seconds=(9.0, 130.0), smallest=SMALLEST, full=FULL, counterexample={"read": True},
      try_next=("--steps 0", "--seeds 3"))  # fmt: skip
 def unknown_people(
     *,

@@ -58,7 +58,7 @@ def train_to_count(*, causal: bool, steps: int, seed: int, progress: OnProgress)
     return losses, float(np.mean(losses[-10:])), right
 
 
-@lab("objectives", rows=("P7",), seconds=(4, 12), smallest={"steps": 200}, full={"steps": 1000},
+@lab("objectives", rows=("P7",), seconds=(4, 40.0), smallest={"steps": 200}, full={"steps": 1000},
      counterexample={"causal": True}, try_next=("--causal", "--steps 50"))  # fmt: skip
 def without_the_mask(
     *,

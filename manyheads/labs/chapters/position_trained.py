@@ -88,7 +88,7 @@ def chase_accuracy(scheme: str, steps: int, seed: int) -> tuple[float, float]:
     return float((logits.argmax(-1) == agents).double().mean()), float((logits[:1] - swapped).abs().max())
 
 
-@lab("position", rows=("D2", "P12"), seconds=(8.0, 30.0), smallest={"schemes": "sinusoidal rope", "steps": 60},
+@lab("position", rows=("D2", "P12"), seconds=(8.0, 50.0), smallest={"schemes": "sinusoidal rope", "steps": 60},
      full={"steps": 300}, counterexample={"blind": "sinusoidal"},
      try_next=("--schemes alibi --steps 25", "--schemes learned --steps 20"))  # fmt: skip
 def word_order(
@@ -176,7 +176,7 @@ def translation_bleu(scheme: str, width: int, steps: int, seed: int) -> float:
     return bleu(translate(model, tested), [" ".join(target) for _, target in tested])
 
 
-@lab("position", rows=("D13",), seconds=(30.0, 300.0), smallest={"schemes": "", "seeds": 1},
+@lab("position", rows=("D13",), seconds=(30.0, 440.0), smallest={"schemes": "", "seeds": 1},
      full={"schemes": f"none {POSITIONAL}", "steps": 400, "seeds": 3}, counterexample={"relative": "none"},
      try_next=("--schemes sinusoidal,relative --seeds 5", "--relative shaw"))  # fmt: skip
 def schemes_on_one_task(
@@ -215,7 +215,7 @@ def schemes_on_one_task(
 MARGIN = 1.5  # times the perplexity with sinusoidal positions
 
 
-@lab("position", rows=("D15",), seconds=(15.0, 200.0), smallest={"steps": 100},
+@lab("position", rows=("D15",), seconds=(15.0, 450.0), smallest={"steps": 100},
      full={"steps": 600, "seeds": 3, "schemes": "sinusoidal learned relative alibi rope"}, counterexample={"window": 1},
      try_next=("--window 4", "--schemes sinusoidal,rope,alibi"))  # fmt: skip
 def no_positions_but_causal(
@@ -258,7 +258,7 @@ def no_positions_but_causal(
     )
 
 
-@lab("position", rows=("P6",), seconds=(4.0, 15.0), smallest={"trained": ""},
+@lab("position", rows=("P6",), seconds=(4.0, 130.0), smallest={"trained": ""},
      full={"trained": "learned relative clipped bucketed shaw", "steps": 600}, counterexample={"schemes": "relative"},
      try_next=("--trained relative --steps 400", "--schemes sinusoidal --trained learned"))  # fmt: skip
 def similar_distance(

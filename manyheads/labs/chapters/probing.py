@@ -186,7 +186,7 @@ def blind_probe(
     )
 
 
-@lab("probing", rows=("L5",), seconds=(15.0, 300.0),
+@lab("probing", rows=("L5",), seconds=(15.0, 440.0),
      smallest={"schemes": "none", "embedded": "sinusoidal", "rows": 60, "steps": 60},
      full={"rows": 600, "steps": 600, "schemes": "none relative clipped bucketed shaw alibi rope",
            "embedded": "sinusoidal learned concatenated multiplied"},

@@ -128,7 +128,7 @@ def bottleneck(
     )
 
 
-@lab("recurrent", rows=("E2",), errata=("E13",), seconds=(6.0, 20.0), smallest={"length": 4, "steps": 80},
+@lab("recurrent", rows=("E2",), errata=("E13",), seconds=(6.0, 27.0), smallest={"length": 4, "steps": 80},
      full={"length": 8, "steps": 400}, counterexample={"steps": 1},
      try_next=("--readout state", "--length 10 --steps 400"))  # fmt: skip
 def alignment(

@@ -176,7 +176,7 @@ def reach_of_convolution(
     )
 
 
-@lab("recurrent", rows=("P1",), seconds=(5.0, 20.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
+@lab("recurrent", rows=("P1",), seconds=(5.0, 22.0), smallest={"distance": 6, "tokens": 12, "steps": 80},
      full={"distance": 16, "tokens": 32, "steps": 400}, counterexample={"distance": 1},
      try_next=("--distance 2", "--kernel 13 --tokens 24"))  # fmt: skip
 def learning_speed(

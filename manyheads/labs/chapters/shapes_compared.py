@@ -132,7 +132,7 @@ def comparison(results: Mapping[str, ShapeResult], length: int, mixed: float) ->
     return Table("The three shapes on one task", columns, rows), bars
 
 
-@lab("shapes", rows=("G8",), seconds=(10, 90), smallest={"steps": 100, "length": 3}, full={"steps": 1000, "seeds": 3},
+@lab("shapes", rows=("G8",), seconds=(10, 160), smallest={"steps": 100, "length": 3}, full={"steps": 1000, "seeds": 3},
      counterexample={"dialects": 1}, try_next=("--dialects 1", "--length 6"))  # fmt: skip
 def shapes_compared(
     *,

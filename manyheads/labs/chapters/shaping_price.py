@@ -110,7 +110,7 @@ def sweep_findings(kind: str, runs: list[Solution], population: Population) -> t
     return checks, figures
 
 
-@lab("shaping", rows=("J5",), seconds=(10.0, 100.0), smallest={"restarts": 1, "iterations": 50},
+@lab("shaping", rows=("J5",), seconds=(10.0, 150.0), smallest={"restarts": 1, "iterations": 50},
      full={"restarts": 6, "iterations": 400}, counterexample={"smallest_weight": -3.0},
      try_next=("--iterations 10", "--labels 50"))  # fmt: skip
 def shaping_price(

@@ -92,7 +92,7 @@ def entropy(probabilities: Tensor) -> float:
     return float(torch.special.entr(probabilities).sum())
 
 
-@lab("temperature", rows=("K3",), seconds=(2.0, 4.0), smallest={"samples": 200}, full={"samples": 3000},
+@lab("temperature", rows=("K3",), seconds=(2.0, 6.0), smallest={"samples": 200}, full={"samples": 3000},
      counterexample={"spread": 0.0}, try_next=("--spread 0.5", "--tokens 200"))  # fmt: skip
 def sampling_temperature(
     *,
@@ -220,7 +220,7 @@ def neural_trigram(
 # ------------------------------------------------------------------------------------------------- inner product
 
 
-@lab("temperature", rows=("K4",), seconds=(8.0, 80.0), smallest={"seeds": 1, "steps": 150, "vocab": 4},
+@lab("temperature", rows=("K4",), seconds=(8.0, 150.0), smallest={"seeds": 1, "steps": 150, "vocab": 4},
      full={"seeds": 10, "steps": 1500}, counterexample={"other_width": 2},
      try_next=("--seeds 6", "--vocab 12"))  # fmt: skip
 def inner_product(
