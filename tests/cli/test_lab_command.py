@@ -159,7 +159,7 @@ def test_the_counterexample_has_exit_status_1(own):
     [
         (["copying", "--strengh", "5"], ["--strengh", "'--strength'", "--keys"]),
         (["copying", "--keys", "few"], ["--keys", "'few'", "integer"]),
-        (["copying", "--keys"], ["--keys", "''", "integer"]),
+        (["copying", "--keys"], ["--keys", "value"]),
         (["copying", "-k", "5"], ["-k", "--keys"]),
         (["copyin"], ["'copying'"]),
         (["attention", "nowhere"], ["nowhere"]),

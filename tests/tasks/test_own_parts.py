@@ -28,6 +28,7 @@ from dataclasses import replace
 from manyheads.spec import field
 from manyheads.parts.inputs import pad_rows
 from manyheads.tasks.batch import Batch, pad_targets
+from manyheads.tasks.task import TaskSpec
 
 
 class TagSpec(TaskSpec, kind="tag"):
