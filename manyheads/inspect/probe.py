@@ -193,7 +193,7 @@ def check_single_stack(model: nn.Module) -> Transformer:
     """The model, if it has one stack."""
     transformer = as_transformer(model, "a probe")
     if transformer.spec.has_source:
-        raise UnsupportedError("this needs an encoder or a decoder; this model has both")
+        raise UnsupportedError("this needs a model of one stack, an encoder or a decoder; this model has both")
     return transformer
 
 
